@@ -4,5 +4,16 @@ Never imports torch or transformers.
 """
 
 from headstart.hub.files import ModelError, ModelFiles, Progress, files_of_folder, files_of_gguf, read_json
+from headstart.hub.gguf_reader import GGUFFile, GGUFTensor, gguf_reader
 
-__all__ = ["ModelError", "ModelFiles", "Progress", "files_of_folder", "files_of_gguf", "read_json"]
+__all__ = [
+    "GGUFFile",
+    "GGUFTensor",
+    "ModelError",
+    "ModelFiles",
+    "Progress",
+    "files_of_folder",
+    "files_of_gguf",
+    "gguf_reader",
+    "read_json",
+]
