@@ -1,0 +1,137 @@
+"""Configuration: frozen sections, the lowest layer. Owns defaults and limits; knows nothing of what is configured.
+
+Every number from outside is checked here, once, by `validate`; nothing is written to a section after construction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
+
+Device = Literal["cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+PolicyName = Literal["fcfs", "srpf"]
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot work. The message names the field and says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and how its weights are held."""
+
+    model: str = DEFAULT_MODEL  # folder, .gguf file, hub id or built-in alias
+    served_model_name: str | None = None  # the name clients use; default: `model`
+    device: Device = "cpu"
+    dtype: DType = "auto"  # auto: float32 on cpu, the checkpoint's own on cuda
+    max_model_len: int | None = None  # tokens; default: the model's context, lowered to what the KV pool holds
+    threads: int | None = None  # compute threads; default: the cores this process may use
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The KV pool and the prefix cache."""
+
+    block_size: int = 16  # tokens a block
+    kv_cache_dtype: DType = "auto"  # auto: the model's dtype
+    kv_cache_memory: int | None = None  # bytes; default: half of what is free after the weights are loaded
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What a step may hold and who goes first.
+
+    Budgets count *token equivalents*: a token computed at context length c costs `1 + c / attention_horizon`, so that a
+    step of equal budget takes about equal time whatever the context.
+    """
+
+    policy: PolicyName = "srpf"
+    max_num_batched_tokens: int = 512  # token equivalents of prefill in a step without decodes; tokens in any step
+    mixed_step_tokens: int = 128  # token equivalents of prefill in a step that also decodes
+    attention_horizon: float = float("inf")  # tokens of context whose attention costs as much as one token's other work
+    max_num_seqs: int = 64  # requests that hold blocks at once
+    max_num_waiting: int = 4096  # queued requests; more are refused with 429
+    aging_ms: float = 20_000.0  # srpf: nobody who arrives later than this after a request goes before it
+    srpf_ms_per_token: float = 10.0  # srpf: head start that one uncached token less is worth
+    priority_step_ms: float = 60_000.0  # waiting time that one level of priority is worth
+    pipeline_depth: int = 1  # steps in flight: 2 overlaps scheduling with compute
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_n: int = 16
+    max_logprobs: int = 20
+    default_max_tokens: int | None = None  # None: up to the context
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "max_model_len": (2, 10_000_000),
+    "threads": (1, 1024),
+    "block_size": (1, 1024),
+    "kv_cache_memory": (1 << 16, 1 << 50),
+    "max_num_batched_tokens": (1, 1_000_000),
+    "mixed_step_tokens": (1, 1_000_000),
+    "attention_horizon": (1, float("inf")),
+    "max_num_seqs": (1, 65_536),
+    "max_num_waiting": (1, 10_000_000),
+    "aging_ms": (0, 86_400_000),
+    "srpf_ms_per_token": (0, 1_000_000),
+    "priority_step_ms": (0, 86_400_000),
+    "pipeline_depth": (1, 8),
+    "port": (0, 65_535),
+    "max_body_bytes": (1024, 1 << 32),
+    "max_n": (1, 1024),
+    "max_logprobs": (0, 1000),
+    "default_max_tokens": (1, 10_000_000),
+}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "device": get_args(Device),
+    "dtype": get_args(DType),
+    "kv_cache_dtype": get_args(DType),
+    "policy": get_args(PolicyName),
+    "log_level": ("debug", "info", "warning", "error"),
+}
+
+
+def validate(config: Config) -> Config:
+    """Check every field's range and choice. Raises `ConfigError` that names the field; returns `config` unchanged."""
+    for section in (config.model, config.cache, config.scheduler, config.server):
+        for item in fields(section):
+            value = getattr(section, item.name)
+            if item.name in _RANGES and value is not None:
+                low, high = _RANGES[item.name]
+                if not low <= value <= high:  # also refuses NaN
+                    raise ConfigError(f"{item.name} is {value}; it must be from {low:g} to {high:g}")
+            if item.name in _CHOICES and value not in _CHOICES[item.name]:
+                raise ConfigError(f"{item.name} is {value!r}; it must be one of {', '.join(_CHOICES[item.name])}")
+    if config.scheduler.mixed_step_tokens > config.scheduler.max_num_batched_tokens:
+        raise ConfigError(
+            f"mixed_step_tokens is {config.scheduler.mixed_step_tokens}; it must not exceed "
+            f"max_num_batched_tokens ({config.scheduler.max_num_batched_tokens})"
+        )
+    if config.scheduler.max_num_seqs >= config.scheduler.max_num_batched_tokens:
+        raise ConfigError(
+            f"max_num_batched_tokens is {config.scheduler.max_num_batched_tokens}; it must exceed max_num_seqs "
+            f"({config.scheduler.max_num_seqs}), or decodes would leave no room for prefills"
+        )
+    return config

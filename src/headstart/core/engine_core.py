@@ -1,0 +1,322 @@
+"""The pure engine: requests in, steps out, results in, outputs out. No clock, no threads, no tensors, no sockets.
+
+Life of a step: `begin_step(now)` grants chunks, somebody computes them, `finish_step(output, now)` takes the result in.
+Up to `pipeline_depth` steps are in flight at once; they retire in order. With two in flight an end-of-sequence is seen
+one step late: the extra token is dropped, and blocks return to the pool only when the steps that may name them retired.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from headstart.config import SchedulerConfig
+from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, RequestTooLong
+from headstart.core.events import Event, RequestAdded, RequestFinished, RequestPreempted, StepRetired
+from headstart.core.kv_cache_manager import KVCacheManager
+from headstart.core.request import EngineRequest, FinishReason, Request, RequestStatus
+from headstart.core.scheduler import Grant, Scheduler
+from headstart.core.step import ChunkOutput, ModelOutput, RequestOutput, SchedulerOutput, TokenLogprob
+
+
+@dataclass(slots=True)
+class CoreCounters:
+    """What happened since the start; never decreases."""
+
+    steps: int = 0
+    prompt_tokens_computed: int = 0  # tokens of prefill chunks, recomputation after preemption included
+    prompt_tokens_cached: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    aborts: int = 0
+    finished: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStats:
+    """The core at one moment. Blocks: `num_free_blocks` can be allocated now; the rest is held by requests."""
+
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_blocks: int
+    steps: int
+    prompt_tokens_computed: int
+    prompt_tokens_cached: int
+    generated_tokens: int
+    preemptions: int
+    aborts: int
+    finished: int
+
+
+@dataclass(frozen=True, slots=True)
+class _StepInFlight:
+    step_id: int
+    begin_time: float
+    grants: tuple[Grant, ...]
+
+
+class EngineCore:
+    """Args: `num_blocks` and `block_size` (tokens) of the KV pool; `max_model_len` in tokens, at most what it holds."""
+
+    def __init__(
+        self, config: SchedulerConfig, *, num_blocks: int, block_size: int, max_model_len: int, prefix_cache: bool
+    ) -> None:
+        if max_model_len > num_blocks * block_size:
+            raise ValueError(
+                f"a context of {max_model_len} tokens does not fit the KV pool of {num_blocks * block_size} tokens; "
+                f"lower max_model_len or give the pool more memory"
+            )
+        self._config = config
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+        self._kv = KVCacheManager(num_blocks=num_blocks, block_size=block_size, prefix_cache=prefix_cache)
+        self._scheduler = Scheduler(config, self._kv, max_model_len=max_model_len)
+        self._requests: dict[str, Request] = {}
+        self._awaiting_first_token: set[str] = set()
+        self._in_flight: deque[_StepInFlight] = deque()
+        self._next_step_id = 0
+        self._forgettable: list[str] = []  # finished requests that the worker still knows
+        self._outputs: list[RequestOutput] = []
+        self._events: list[Event] = []
+        self._counters = CoreCounters()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        """A request is alive, a step is in flight, or the worker holds state of finished requests."""
+        return bool(self._requests or self._in_flight or self._forgettable)
+
+    def add_request(self, spec: EngineRequest, now: float) -> None:
+        """Queue a request. Raises a `RequestRefused`, with nothing changed, when it can never run or may not wait."""
+        if not spec.prompt_token_ids:
+            raise EmptyPrompt
+        room = self._max_model_len - min(spec.params.max_tokens, 1)
+        if len(spec.prompt_token_ids) > room:
+            raise RequestTooLong(len(spec.prompt_token_ids), self._max_model_len, self._num_blocks * self._block_size)
+        if spec.request_id in self._requests:
+            raise DuplicateRequest(spec.request_id)
+        if self._scheduler.num_waiting >= self._config.max_num_waiting:
+            raise QueueFull(self._scheduler.num_waiting, self._config.max_num_waiting)
+        request = Request(spec, list(spec.prompt_token_ids))
+        self._requests[spec.request_id] = request
+        self._awaiting_first_token.add(spec.request_id)
+        self._scheduler.add(request)
+        self._events.append(RequestAdded(spec.request_id, spec.arrival_time, spec.submit_time or spec.arrival_time, now))
+
+    def abort(self, request_id: str, now: float) -> None:
+        """End a request in whatever state it is; an id that is not alive is ignored (it may have just finished)."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._counters.aborts += 1
+            self._outputs.append(self._finish(request, FinishReason.ABORT, now))
+
+    def begin_step(self, now: float) -> SchedulerOutput | None:
+        """The next step to compute, or None: nothing can run, or as many steps are in flight as may be."""
+        if len(self._in_flight) >= self._config.pipeline_depth:
+            return None
+        schedule = self._scheduler.schedule()
+        for request in schedule.preempted:
+            self._counters.preemptions += 1
+            self._events.append(RequestPreempted(request.request_id, now))
+        if not schedule.grants and not self._forgettable:
+            return None
+        step = SchedulerOutput(
+            step_id=self._next_step_id,
+            new_requests=schedule.new_requests,
+            chunks=tuple(grant.chunk for grant in schedule.grants),
+            finished_request_ids=tuple(self._forgettable),
+        )
+        self._forgettable.clear()
+        self._next_step_id += 1
+        self._in_flight.append(_StepInFlight(step.step_id, now, schedule.grants))
+        self._kv.begin_step(step.step_id)
+        return step
+
+    def finish_step(self, output: ModelOutput, now: float) -> list[RequestOutput]:
+        """Take in the result of the oldest step in flight. Returns the news of its requests, and of earlier aborts."""
+        step = self._in_flight.popleft()
+        assert output.step_id == step.step_id, "steps retire in order"
+        assert len(output.chunks) == len(step.grants), "a step's result has one entry a chunk"
+        outputs = self.take_outputs()
+        self._note_step(step, output, now)
+        for grant, result in zip(step.grants, output.chunks, strict=True):
+            assert result.request_id == grant.request.request_id
+            news = self._retire(grant, result, now)
+            if news is not None:
+                outputs.append(news)
+        self._kv.retire_step(step.step_id)
+        return outputs
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """News that no step brought (aborts), once."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def stats(self) -> CoreStats:
+        return CoreStats(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_free_blocks=self._kv.num_free_blocks,
+            num_cached_blocks=self._kv.num_cached_blocks,
+            num_blocks=self._num_blocks,
+            **{item.name: getattr(self._counters, item.name) for item in fields(CoreCounters)},
+        )
+
+    def _note_step(self, step: _StepInFlight, output: ModelOutput, now: float) -> None:
+        total = sum(grant.work for grant in step.grants)
+        shares = tuple(
+            (grant.request.request_id, grant.work / total)
+            for grant in step.grants
+            if grant.request.request_id in self._awaiting_first_token
+        )
+        num_tokens = sum(grant.chunk.num_scheduled_tokens for grant in step.grants)
+        self._events.append(
+            StepRetired(step.step_id, step.begin_time, now, output.sample_seconds, num_tokens, shares)
+        )
+        self._counters.steps += 1
+        self._counters.prompt_tokens_computed += num_tokens - sum(
+            grant.chunk.start >= grant.request.num_prompt_tokens for grant in step.grants
+        )
+
+    def _retire(self, grant: Grant, result: ChunkOutput, now: float) -> RequestOutput | None:
+        request, chunk = grant.request, grant.chunk
+        request.num_in_flight -= 1
+        request.num_pending_tokens -= chunk.samples
+        if request.status is RequestStatus.FINISHED:
+            return None  # it ended while this step was in flight: whatever came of it is dropped
+        if result.error is not None:
+            return self._finish(request, FinishReason.ERROR, now, error=result.error)
+        if request.num_preemptions == grant.num_preemptions:
+            self._kv.index(request, chunk.start + chunk.num_scheduled_tokens)
+        prompt_logprobs = self._new_prompt_logprobs(request, chunk.start, result.prompt_logprobs)
+        if chunk.samples:
+            return self._take_tokens(request, result, prompt_logprobs, now)
+        if request.spec.params.max_tokens == 0 and request.num_remaining_tokens == 0:
+            return self._finish(request, FinishReason.LENGTH, now, prompt_logprobs=prompt_logprobs)
+        return self._news(request, now, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
+
+    def _take_tokens(
+        self, request: Request, result: ChunkOutput, prompt_logprobs: tuple[TokenLogprob, ...], now: float
+    ) -> RequestOutput:
+        """Append what was sampled, up to the token that ends the request."""
+        assert result.token_ids, "a chunk that samples yields a token"
+        self._note_first_token(request)
+        params = request.spec.params
+        for index, token_id in enumerate(result.token_ids):
+            request.token_ids.append(token_id)
+            self._counters.generated_tokens += 1
+            if token_id in params.stop_token_ids:
+                return self._finish(
+                    request,
+                    FinishReason.STOP,
+                    now,
+                    token_ids=result.token_ids[:index],
+                    logprobs=result.logprobs[:index],
+                    prompt_logprobs=prompt_logprobs,
+                    stop_token_id=token_id,
+                )
+            if request.num_output_tokens >= params.max_tokens or request.num_tokens >= self._max_model_len:
+                return self._finish(
+                    request,
+                    FinishReason.LENGTH,
+                    now,
+                    token_ids=result.token_ids[: index + 1],
+                    logprobs=result.logprobs[: index + 1],
+                    prompt_logprobs=prompt_logprobs,
+                )
+        return self._news(
+            request, now, token_ids=result.token_ids, logprobs=result.logprobs, prompt_logprobs=prompt_logprobs
+        )
+
+    def _note_first_token(self, request: Request) -> None:
+        if request.request_id in self._awaiting_first_token:
+            self._awaiting_first_token.remove(request.request_id)
+            self._counters.prompt_tokens_cached += request.num_cached_tokens
+
+    def _new_prompt_logprobs(
+        self, request: Request, start: int, logprobs: tuple[TokenLogprob, ...]
+    ) -> tuple[TokenLogprob, ...]:
+        """Those not reported yet: a preempted request computes its prompt again. Entry i is of prompt token start+1+i."""
+        fresh = logprobs[max(0, request.num_prompt_logprobs - start) :]
+        request.num_prompt_logprobs += len(fresh)
+        return fresh
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        *,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        prompt_logprobs: tuple[TokenLogprob, ...] = (),
+        stop_token_id: int | None = None,
+        error: str | None = None,
+    ) -> RequestOutput:
+        self._scheduler.remove(request)
+        request.status = RequestStatus.FINISHED
+        del self._requests[request.request_id]
+        self._awaiting_first_token.discard(request.request_id)
+        if request.known_to_worker:
+            self._forgettable.append(request.request_id)
+        self._counters.finished += 1
+        self._events.append(RequestFinished(request.request_id, now))
+        return self._news(
+            request,
+            now,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+            error=error,
+        )
+
+    def _news(
+        self,
+        request: Request,
+        now: float,
+        *,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        prompt_logprobs: tuple[TokenLogprob, ...] = (),
+        finish_reason: FinishReason | None = None,
+        stop_token_id: int | None = None,
+        error: str | None = None,
+    ) -> RequestOutput:
+        return RequestOutput(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=finish_reason,
+            stop_token_id=stop_token_id,
+            error=error,
+            num_cached_tokens=request.num_cached_tokens,
+            num_output_tokens=request.num_output_tokens,
+            num_preemptions=request.num_preemptions,
+            time=now,
+        )
+
+    def check_invariants(self) -> None:
+        """Everything that must hold between calls; for tests."""
+        self._scheduler.check_invariants()
+        self._kv.check_invariants(self._requests.values())
+        alive: Iterable[Request] = self._requests.values()
+        for request in alive:
+            uses = sum(grant.request is request for step in self._in_flight for grant in step.grants)
+            assert request.num_in_flight == uses
+        if not self._requests and not self._in_flight:
+            assert self._kv.num_free_blocks == self._num_blocks, "blocks leaked"

@@ -1,0 +1,43 @@
+"""Why the core refuses a request. Each carries the numbers that its message names."""
+
+from __future__ import annotations
+
+
+class RequestRefused(ValueError):
+    """Base of what `add_request` raises; nothing was added."""
+
+
+class RequestTooLong(RequestRefused):
+    """The prompt leaves no room for one more token in the context."""
+
+    def __init__(self, num_prompt_tokens: int, max_model_len: int, num_pool_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_model_len = max_model_len
+        self.num_pool_tokens = num_pool_tokens
+        super().__init__(
+            f"the prompt has {num_prompt_tokens} tokens, but the context holds {max_model_len} with the answer "
+            f"(KV pool: {num_pool_tokens} tokens); shorten the prompt"
+        )
+
+
+class QueueFull(RequestRefused):
+    """As many requests wait as may."""
+
+    def __init__(self, num_waiting: int, limit: int) -> None:
+        self.num_waiting = num_waiting
+        self.limit = limit
+        super().__init__(f"{num_waiting} requests are waiting and the limit is {limit}; try again later")
+
+
+class DuplicateRequest(RequestRefused):
+    """The id belongs to a request that is still alive."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request id {request_id!r} is in use; choose another")
+
+
+class EmptyPrompt(RequestRefused):
+    """There is no token to compute."""
+
+    def __init__(self) -> None:
+        super().__init__("the prompt has no tokens; give at least one")

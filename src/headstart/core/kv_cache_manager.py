@@ -1,0 +1,147 @@
+"""The only cache API that the scheduler sees: match, allocate, index, release. Joins `BlockPool` and `RadixCache`.
+
+A block leaves a request in two moves: the request stops using it (`release`), and, when the last step in flight at that
+time has retired (`retire_step`), its reference is dropped. So no step ever writes into a block that was handed on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from headstart.core.block_pool import BlockPool
+from headstart.core.radix_cache import RadixCache
+from headstart.core.request import Request
+
+
+class KVCacheManager:
+    """Block tables of requests over one pool, with prefix reuse when `prefix_cache`.
+
+    Args: `num_blocks` in the pool, `block_size` in tokens.
+    """
+
+    def __init__(self, *, num_blocks: int, block_size: int, prefix_cache: bool) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.radix = RadixCache(block_size)
+        self._prefix_cache = prefix_cache
+        self._steps: deque[tuple[int, list[int]]] = deque()  # steps in flight, with what each releases when it retires
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be allocated now: never used, given back, or idle in the cache."""
+        return self.pool.num_free + self.radix.num_idle
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return len(self.radix)
+
+    def match(self, request: Request) -> list[int]:
+        """Cached blocks of the longest prefix of what the request must compute; its last token is never part of it."""
+        if not self._prefix_cache or request.spec.params.prompt_logprobs is not None:
+            return []  # prompt log-probabilities need every row computed
+        return self.radix.match(request.token_ids, request.spec.cache_salt, (request.num_tokens - 1) // self.block_size)
+
+    def allocate_prompt(self, request: Request, matched: Sequence[int], *, spare: int) -> bool:
+        """Give a request without blocks its whole table: `matched`, then new blocks for every token known now.
+
+        All or nothing: False, with nothing changed, unless `spare` allocatable blocks would be left. Allocating all at
+        once is what keeps half-done prefills from blocking each other.
+        """
+        assert not request.block_table
+        needed = self._blocks_for(request.num_tokens) - len(matched)
+        idle_matched = sum(1 for block_id in matched if self.pool.references(block_id) == 0)
+        if self.num_free_blocks - idle_matched < needed + spare:
+            return False
+        self._hold(matched)
+        request.block_table = [*matched, *self._take(needed)]
+        request.num_indexed_blocks = len(matched)
+        request.num_sent_blocks = 0
+        request.num_computed_tokens = len(matched) * self.block_size
+        return True
+
+    def allocate_decode(self, request: Request) -> bool:
+        """Make room for the next token; False, with nothing changed, when no block can be had."""
+        needed = self._blocks_for(request.num_computed_tokens + 1) - len(request.block_table)
+        if needed > self.num_free_blocks:
+            return False
+        if needed > 0:
+            request.block_table.extend(self._take(needed))
+        return True
+
+    def index(self, request: Request, num_tokens: int) -> None:
+        """The first `num_tokens` of the request are computed: make its full blocks among them findable.
+
+        Where another request indexed the same prefix first, the request's own copy is released and its table points to
+        the indexed block from then on.
+        """
+        if not self._prefix_cache:
+            return
+        size, table = self.block_size, request.block_table
+        for index in range(request.num_indexed_blocks, num_tokens // size):
+            key = tuple(request.token_ids[index * size : (index + 1) * size])
+            parent = table[index - 1] if index else None
+            standing = self.radix.insert(parent, key, request.spec.cache_salt, table[index])
+            if standing != table[index]:
+                self._hold((standing,))
+                self._release((table[index],))
+                table[index] = standing
+                request.num_sent_blocks = min(request.num_sent_blocks, index)
+            request.num_indexed_blocks = index + 1
+
+    def release(self, request: Request) -> None:
+        """The request lets go of all its blocks, the deepest first. What is indexed stays matchable until evicted."""
+        blocks, request.block_table = request.block_table, []
+        request.num_indexed_blocks = request.num_sent_blocks = 0
+        self._release(reversed(blocks))
+
+    def begin_step(self, step_id: int) -> None:
+        self._steps.append((step_id, []))
+
+    def retire_step(self, step_id: int) -> None:
+        """The oldest step in flight is done: drop what was released while it was the newest."""
+        oldest, released = self._steps.popleft()
+        assert oldest == step_id, "steps retire in order"
+        self._drop(released)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _release(self, block_ids: Iterable[int]) -> None:
+        if self._steps:
+            self._steps[-1][1].extend(block_ids)
+        else:
+            self._drop(block_ids)
+
+    def _drop(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            if self.pool.drop(block_id):
+                if block_id in self.radix:
+                    self.radix.mark_idle(block_id)
+                else:
+                    self.pool.give_back(block_id)
+
+    def _hold(self, block_ids: Sequence[int]) -> None:
+        self.pool.hold(block_ids)
+        for block_id in block_ids:
+            self.radix.mark_held(block_id)
+
+    def _take(self, count: int) -> list[int]:
+        while self.pool.num_free < count:
+            self.pool.give_back(self.radix.evict())
+        return self.pool.take(count)
+
+    def check_invariants(self, requests: Iterable[Request]) -> None:
+        """References equal the uses by `requests` (all that are alive) and by releases that wait for a step."""
+        uses = [0] * self.pool.num_blocks
+        for request in requests:
+            assert len(set(request.block_table)) == len(request.block_table)
+            for index, block_id in enumerate(request.block_table):
+                uses[block_id] += 1
+                assert (index < request.num_indexed_blocks) <= (block_id in self.radix)
+        for _, released in self._steps:
+            for block_id in released:
+                uses[block_id] += 1
+        assert uses == [self.pool.references(block_id) for block_id in range(self.pool.num_blocks)]
+        self.pool.check_invariants(set(self.radix.idle_blocks()))
+        self.radix.check_invariants()

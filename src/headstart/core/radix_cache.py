@@ -1,0 +1,127 @@
+"""The prefix index: a tree over full blocks. Owns which block holds which prefix and who is evicted next.
+
+Knows nothing of requests or reference counts: `KVCacheManager` tells it when a node becomes idle or held.
+Idea: RadixAttention (Zheng et al., SGLang, 2024), here with one node a block.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+BlockKey = tuple[int, ...]
+
+
+class RadixNode:
+    """One cached block: its tokens, its place in the tree, its id. A root has no parent and stands for its salt."""
+
+    __slots__ = ("block_id", "children", "key", "parent", "salt")
+
+    def __init__(self, key: BlockKey, parent: RadixNode | None, block_id: int, salt: str) -> None:
+        self.salt = salt
+        self.key = key
+        self.parent = parent
+        self.block_id = block_id
+        self.children: dict[BlockKey, RadixNode] = {}
+
+
+class RadixCache:
+    """Prefix tree keyed by the tokens of whole blocks, one root for each isolation key (`salt`).
+
+    Idle nodes (no request holds them) queue for eviction, least recently used first. A node is always held at least as
+    long as its descendants, and a request's blocks become idle deepest first, so the head of the queue is a leaf:
+    choosing the next victim is O(1).
+    """
+
+    def __init__(self, block_size: int) -> None:
+        assert block_size > 0
+        self.block_size = block_size
+        self._roots: dict[str, RadixNode] = {}
+        self._nodes: dict[int, RadixNode] = {}  # by block id
+        self._idle: OrderedDict[int, RadixNode] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, block_id: int) -> bool:
+        return block_id in self._nodes
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def match(self, token_ids: Sequence[int], salt: str, max_blocks: int) -> list[int]:
+        """Block ids of the longest cached prefix of `token_ids`, at most `max_blocks` of them. Changes nothing."""
+        node = self._roots.get(salt)
+        matched: list[int] = []
+        if node is None:
+            return matched
+        size = self.block_size
+        for start in range(0, max_blocks * size, size):
+            node = node.children.get(tuple(token_ids[start : start + size]))
+            if node is None:
+                break
+            matched.append(node.block_id)
+        return matched
+
+    def insert(self, parent_block: int | None, key: BlockKey, salt: str, block_id: int) -> int:
+        """Index `block_id` under `parent_block` (None: at the root) and return the id that now stands for this prefix.
+
+        That is `block_id`, or, if another block with the same prefix is indexed already, that one.
+        """
+        assert len(key) == self.block_size
+        if parent_block is None:
+            parent = self._roots.setdefault(salt, RadixNode((), None, -1, salt))
+        else:
+            parent = self._nodes[parent_block]
+        existing = parent.children.get(key)
+        if existing is not None:
+            return existing.block_id
+        assert block_id not in self._nodes
+        node = RadixNode(key, parent, block_id, salt)
+        parent.children[key] = node
+        self._nodes[block_id] = node
+        return block_id
+
+    def mark_idle(self, block_id: int) -> None:
+        """Nobody holds this block any more: it is the most recently used candidate for eviction."""
+        self._idle[block_id] = self._nodes[block_id]
+
+    def mark_held(self, block_id: int) -> None:
+        """Somebody holds this block again."""
+        self._idle.pop(block_id, None)
+
+    def evict(self) -> int:
+        """Forget the least recently used idle leaf and return its block id. The caller has checked `num_idle`."""
+        block_id, node = self._idle.popitem(last=False)
+        assert not node.children, "a block was idle before its descendants"
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.key]
+        del self._nodes[block_id]
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.salt]
+        return block_id
+
+    def idle_blocks(self) -> Iterator[int]:
+        return iter(self._idle)
+
+    def check_invariants(self) -> None:
+        """The tree, the index by block id and the eviction queue agree."""
+        seen: set[int] = set()
+        stack = list(self._roots.values())
+        for root in stack:
+            assert root.children, "an empty root was kept"
+        while stack:
+            node = stack.pop()
+            for key, child in node.children.items():
+                assert child.parent is node and child.key == key and len(key) == self.block_size
+                assert self._nodes[child.block_id] is child
+                seen.add(child.block_id)
+                stack.append(child)
+        assert seen == set(self._nodes)
+        position = {block_id: index for index, block_id in enumerate(self._idle)}
+        for block_id, index in position.items():
+            for child in self._nodes[block_id].children.values():
+                assert child.block_id in position, "an idle block has a held child"
+                assert position[child.block_id] < index, "a block would be evicted before its descendants"

@@ -1,0 +1,114 @@
+"""A request: what the caller asked for (frozen) and where it stands (mutable, owned by the scheduler)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class RequestStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"  # a stop token
+    LENGTH = "length"  # max_tokens or the context
+    ABORT = "abort"  # the client went away, or the server is stopping
+    ERROR = "error"  # this request could not be computed
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Every field is settled: whoever makes one has applied defaults and limits.
+
+    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` and the neutral penalties mean "off".
+    `seed` is always set; the n-th sampled token of a request depends on `(seed, n)` and its logits only.
+    `logprobs`: None for none, 0 for the sampled token's alone, k for the k most likely ones too.
+    `stop_token_ids` holds the model's end-of-sequence ids too, unless the caller ignores them.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request as it crosses from the API process to the engine process.
+
+    `arrival_time`: seconds of the monotonic clock at which the server received it; `submit_time`: when it was handed to
+    the engine (the ledger's `admit` runs from there; 0 means at arrival). `priority`: lower goes first. `cache_salt`:
+    requests share cached blocks only with requests of the same salt.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str = ""
+    submit_time: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request's state in the core. Owner: `Scheduler`. Counts are in tokens.
+
+    `num_computed_tokens` counts what steps already *granted* (in flight included) compute; `num_pending_tokens` is how
+    many tokens in-flight steps will sample, so `num_tokens + num_pending_tokens` is the length once they retire.
+    """
+
+    spec: EngineRequest
+    token_ids: list[int]  # prompt, then what was generated
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    num_pending_tokens: int = 0
+    num_cached_tokens: int = 0  # prefix hit at first admission
+    num_in_flight: int = 0  # steps that name this request and have not retired
+    num_preemptions: int = 0
+    num_prompt_logprobs: int = 0  # prompt log-probabilities already reported
+    block_table: list[int] = field(default_factory=list)
+    num_indexed_blocks: int = 0  # leading entries of block_table that are nodes of the radix cache
+    num_sent_blocks: int = 0  # leading entries of block_table that the worker knows
+    known_to_worker: bool = False
+    key: float = 0.0  # place in the policy's order; lower goes first
+    ticket: int = 0  # which of its entries in the waiting queue is the valid one
+
+    @property
+    def request_id(self) -> str:
+        return self.spec.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.spec.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.spec.prompt_token_ids)
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens that exist, or will once the steps in flight retire, and that no step was granted yet."""
+        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """One token to go, and at least one sampled or about to be: what remains is the next decode."""
+        return self.num_remaining_tokens == 1 and self.num_output_tokens + self.num_pending_tokens > 0
