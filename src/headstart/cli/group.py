@@ -1,0 +1,65 @@
+"""The command group: lazy subcommands, near names for mistyped ones. Knows no subcommand's options."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import NamedTuple, NoReturn
+
+import click
+
+import headstart
+from headstart.settings import did_you_mean
+
+
+class Lazy(NamedTuple):
+    """A subcommand that is imported when it is first needed; `summary` is its line in the group's help."""
+
+    target: str  # "module:attribute"
+    summary: str
+
+
+COMMANDS = {
+    "serve": Lazy("headstart.cli.serve:serve", "Serve a model over the OpenAI-compatible HTTP API."),
+    "chat": Lazy("headstart.cli.chat:chat", "Chat with a model in the terminal."),
+    "bench": Lazy("headstart.bench.command:bench", "Measure TTFT, TPOT and goodput of a running server."),
+    "pull": Lazy("headstart.cli.pull:pull", "Fetch a model into the local cache."),
+    "version": Lazy("headstart.cli.version:version", "Print the versions of headstart and what it runs on."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its subcommands by name only, until one of them runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            ctx.fail(f"no command {args[0]!r}; {did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(headstart.__version__, "-V", "--version", message="headstart %(version)s")
+def group() -> None:
+    """Headstart: an LLM inference server built for the time to first token."""
+
+
+def main() -> NoReturn:
+    """Entry point of the `headstart` script."""
+    group(prog_name="headstart")
+    raise AssertionError("click exits by itself")

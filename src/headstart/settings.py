@@ -1,0 +1,309 @@
+"""Settings: command line, environment, TOML file and defaults -> one validated `Config`.
+
+Owns the names under which a configuration field is reached (`--max-num-seqs`, `HEADSTART_MAX_NUM_SEQS`, `[scheduler]
+max_num_seqs`), how a value is read from text, which source wins (flag > environment > file > default), and the errors
+for unknown or inert names. Knows nothing of what the fields mean to the engine, nor of the command-line library.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from headstart.config import Config, ConfigError, validate
+
+Kind = Literal["text", "integer", "number", "bytes", "switch", "choice", "list"]
+
+ENV_PREFIX = "HEADSTART_"
+API_KEY_FILE = "api_key_file"  # beside the fields of `Config`: a file whose lines are added to `api_keys`
+CONFIG_FILE = "config"  # names the TOML file itself; from a flag or the environment only
+
+HELP = {
+    "model": "Folder, .gguf file, hub id or built-in alias.",
+    "served_model_name": "Name that clients use for the model. [default: the model as given]",
+    "device": "Where the model runs.",
+    "dtype": "Type of weights and activations; auto: float32 on cpu, the checkpoint's own on cuda.",
+    "max_model_len": "Longest prompt plus answer, in tokens. [default: the model's context, or what the KV pool holds]",
+    "threads": "Compute threads. [default: the cores this process may use]",
+    "block_size": "Tokens a KV block.",
+    "kv_cache_dtype": "Type of the KV pool; auto: the model's.",
+    "kv_cache_memory": "Memory of the KV pool, such as 2GiB. [default: half of what is free after loading]",
+    "prefix_cache": "Reuse the KV blocks of shared prefixes.",
+    "policy": "Who goes first: srpf (shortest remaining uncached prefill, with ageing) or fcfs (arrival).",
+    "max_num_batched_tokens": "Budget of a step without decodes, in token equivalents.",
+    "mixed_step_tokens": "Budget of a step that also decodes: lower means smaller gaps in running streams.",
+    "max_num_seqs": "Requests that hold KV blocks at once.",
+    "max_num_waiting": "Queued requests; more are refused with status 429.",
+    "aging_ms": "srpf: nobody who arrives this much later goes first.",
+    "srpf_ms_per_token": "srpf: head start that one uncached token less is worth.",
+    "priority_step_ms": "Waiting time that one level of priority is worth.",
+    "pipeline_depth": "Steps in flight: 2 overlaps scheduling with compute.",
+    "host": "Address to listen on.",
+    "port": "Port to listen on; 0 takes a free one.",
+    "api_keys": "A key that clients must send as a bearer token; repeat for several.",
+    API_KEY_FILE: "File with API keys, one a line.",
+    "cors_origins": "Origin that browsers may call from, or *; repeat for several.",
+    "max_body_bytes": "Largest request body, such as 16MiB.",
+    "max_n": "Largest n (answers a request).",
+    "max_logprobs": "Largest top_logprobs.",
+    "default_max_tokens": "Answer length when a request names none. [default: up to the context]",
+    "log_level": "How much the server logs.",
+}
+_BYTES = {"kv_cache_memory", "max_body_bytes"}
+_DERIVED = {"attention_horizon"}  # a fact of the model: the launcher fills it in
+_FLAGS = {"api_keys": "--api-key", "cors_origins": "--cors-origin"}  # repeated, hence named in the singular
+_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{suffix}": base ** (power + 1)
+    for power, letters in enumerate(["kK", "M", "G", "T"])
+    for letter in letters
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+# Fields that only work with a certain value of another field: (field, the other field, its value)
+_NEEDS = (
+    ("aging_ms", "policy", "srpf"),
+    ("srpf_ms_per_token", "policy", "srpf"),
+    ("threads", "device", "cpu"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One configurable field and the names it goes by."""
+
+    section: str  # attribute of `Config` and table of the TOML file
+    name: str  # field of the section and key of the table
+    kind: Kind
+    default: Any
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        return _FLAGS.get(self.name, "--" + self.name.replace("_", "-"))
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.flag.removeprefix("--").replace("-", "_").upper()
+
+    @property
+    def help(self) -> str:
+        return HELP[self.name]
+
+
+def _kind(name: str, hint: Any) -> tuple[Kind, tuple[str, ...]]:
+    """How a field of this type is read, and its choices."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (arg for arg in get_args(hint) if arg is not type(None))
+    if get_origin(hint) is Literal:
+        return "choice", get_args(hint)
+    if get_origin(hint) is tuple:
+        return "list", ()
+    if name in _BYTES:
+        return "bytes", ()
+    kinds: dict[Any, Kind] = {str: "text", int: "integer", float: "number", bool: "switch"}
+    return kinds[hint], ()
+
+
+def _describe() -> tuple[Setting, ...]:
+    found = []
+    defaults = Config()
+    for section in fields(Config):
+        values = getattr(defaults, section.name)
+        hints = get_type_hints(type(values))
+        for item in fields(values):
+            if item.name in _DERIVED:
+                continue
+            kind, choices = _kind(item.name, hints[item.name])
+            found.append(Setting(section.name, item.name, kind, getattr(values, item.name), choices))
+            if item.name == "api_keys":
+                found.append(Setting(section.name, API_KEY_FILE, "text", None))
+    return tuple(found)
+
+
+SETTINGS: tuple[Setting, ...] = _describe()
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the nearest known one, or all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
+
+
+def parse_bytes(text: str) -> int:
+    """`"2GiB"` -> 2147483648. Suffixes kB MB GB TB (powers of 1000) and KiB MiB GiB TiB (of 1024); none: bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2] not in _UNITS:
+        raise ConfigError(f"{text!r} is not a size; write a number of bytes or a size such as 512MiB, 2GiB or 4GB")
+    return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+
+
+def parse_text(setting: Setting, text: str) -> Any:
+    """A value from the environment; lists are separated by commas. `ConfigError` does not name the setting yet."""
+    try:
+        if setting.kind == "integer":
+            return int(text)
+        if setting.kind == "number":
+            return float(text)
+    except ValueError:
+        wanted = "a whole number" if setting.kind == "integer" else "a number"
+        raise ConfigError(f"{text!r} is not {wanted}") from None
+    if setting.kind == "bytes":
+        return parse_bytes(text)
+    if setting.kind == "switch":
+        return _parse_switch(text)
+    if setting.kind == "choice":
+        return _check_choice(setting, text)
+    if setting.kind == "list":
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return text
+
+
+def _parse_switch(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ConfigError(f"{text!r} is neither true nor false")
+
+
+def _check_choice(setting: Setting, text: str) -> str:
+    if text not in setting.choices:
+        raise ConfigError(f"{text!r} is not one of {', '.join(setting.choices)}")
+    return text
+
+
+def _from_toml(setting: Setting, value: object) -> Any:
+    """A value from a TOML file, whose types are strict except that a size may be a string."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if setting.kind == "bytes" and isinstance(value, str):
+        return parse_bytes(value)
+    if setting.kind in ("integer", "bytes") and is_integer:
+        return value
+    if setting.kind == "number" and (is_integer or isinstance(value, float)):
+        return float(value)  # type: ignore[arg-type]
+    if setting.kind == "switch" and isinstance(value, bool):
+        return value
+    if setting.kind == "list" and isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    if setting.kind == "choice" and isinstance(value, str):
+        return _check_choice(setting, value)
+    if setting.kind == "text" and isinstance(value, str):
+        return value
+    wanted = {
+        "integer": "a whole number",
+        "number": "a number",
+        "bytes": "a size such as 2GiB",
+        "list": "a list of strings",
+    }
+    wanted |= {"switch": "true or false", "text": "a string", "choice": "one of " + ", ".join(setting.choices)}
+    raise ConfigError(f"{value!r} is not {wanted[setting.kind]}")
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings of a TOML file by field name. Raises `ConfigError` naming the file and the key."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    sections = {setting.section for setting in SETTINGS}
+    values = {}
+    for section, table in document.items():
+        if section not in sections:
+            raise ConfigError(f"{path}: unknown section [{section}]; {did_you_mean(section, sections)}")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {section} must be a table: write [{section}] on a line of its own")
+        known = {setting.name: setting for setting in SETTINGS if setting.section == section}
+        for key, value in table.items():
+            if key not in known:
+                raise ConfigError(f"{path}: unknown key {key} in [{section}]; {_whereabouts(key, section, known)}")
+            try:
+                values[key] = _from_toml(known[key], value)
+            except ConfigError as error:
+                raise ConfigError(f"{path}: [{section}] {key}: {error}") from None
+    return values
+
+
+def _whereabouts(key: str, section: str, known: Iterable[str]) -> str:
+    """Where a key that is unknown in `section` was probably meant to go."""
+    if key in _BY_NAME:
+        return f"it belongs into [{_BY_NAME[key].section}]"
+    return did_you_mean(key, known)
+
+
+def read_env(env: Mapping[str, str]) -> dict[str, Any]:
+    """The settings among environment variables by field name. Raises `ConfigError` naming the variable."""
+    known = {setting.env: setting for setting in SETTINGS}
+    own = ENV_PREFIX + CONFIG_FILE.upper()
+    values = {}
+    for variable, text in env.items():
+        if not variable.startswith(ENV_PREFIX) or variable == own:
+            continue
+        if variable not in known:
+            raise ConfigError(f"unknown environment variable {variable}; {did_you_mean(variable, [*known, own])}")
+        try:
+            values[known[variable].name] = parse_text(known[variable], text)
+        except ConfigError as error:
+            raise ConfigError(f"{variable}: {error}") from None
+    return values
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """API keys from a file: one a line; empty lines and lines that start with # are left out."""
+    try:
+        lines = [line.strip() for line in path.expanduser().read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the API key file {path}: {getattr(error, 'strerror', None) or error}") from None
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise ConfigError(f"the API key file {path} holds no key; write one a line")
+    return keys
+
+
+def settle(flags: Mapping[str, Any], env: Mapping[str, str], file: Path | None = None) -> Config:
+    """One validated configuration from all sources.
+
+    `flags`: values by field name, without the flags that were not given. `file`: a TOML file; else the one that
+    `HEADSTART_CONFIG` names. Raises `ConfigError` for anything unknown, unreadable, out of range or without effect.
+    """
+    if file is None and env.get(ENV_PREFIX + CONFIG_FILE.upper()):
+        file = Path(env[ENV_PREFIX + CONFIG_FILE.upper()])
+    given = (read_file(file) if file is not None else {}) | read_env(env) | dict(flags)
+    key_file = given.pop(API_KEY_FILE, None)
+    if key_file is not None:
+        given["api_keys"] = (*given.get("api_keys", ()), *read_keys(Path(key_file)))
+    _refuse_open_by_accident(given)
+    config = validate(_build(given))
+    _refuse_inert(given, config)
+    return config
+
+
+def _build(given: Mapping[str, Any]) -> Config:
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in given.items():
+        sections.setdefault(_BY_NAME[name].section, {})[name] = value
+    defaults = Config()
+    return Config(**{name: type(getattr(defaults, name))(**values) for name, values in sections.items()})
+
+
+def _refuse_open_by_accident(given: Mapping[str, Any]) -> None:
+    """A server that was meant to ask for a key must not come up without one."""
+    keys = given.get("api_keys")
+    if keys is not None and (not keys or not all(key.strip() for key in keys)):
+        raise ConfigError("an API key is set but empty; give a key, or leave the setting out to serve without keys")
+
+
+def _refuse_inert(given: Mapping[str, Any], config: Config) -> None:
+    for name, other, value in _NEEDS:
+        actual = getattr(getattr(config, _BY_NAME[other].section), other)
+        if name in given and actual != value:
+            raise ConfigError(f"{name} has no effect with {other} {actual}; leave it out, or set {other} to {value}")
