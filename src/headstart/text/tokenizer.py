@@ -1,0 +1,136 @@
+"""Text to token ids and back. Owns the loading of a model's tokenizer (tokenizer.json or GGUF) and its special ids.
+
+Must not know requests, HTTP or chat; never imports torch or transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from headstart.hub import ModelError, ModelFiles, gguf_reader, read_json
+from headstart.text.gguf_vocab import Vocabulary, vocabulary_of_gguf
+from headstart.text.token_bytes import ByteTable, decoder_state, piece_rules
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to use from several threads; encoding releases the GIL."""
+
+    def __init__(self, vocabulary: Vocabulary, *, source: str = "the tokenizer") -> None:
+        """Raises `ModelError` naming `source` if the tokenizer's decoder is of an unsupported kind."""
+        self._tokenizer = vocabulary.tokenizer
+        self._tokenizer.no_truncation()  # some files carry their training's settings
+        self._tokenizer.no_padding()
+        try:
+            rules = piece_rules(decoder_state(self._tokenizer))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"{source} cannot be used: {error}") from None
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = dict.fromkeys((index for index, token in added.items() if token.special), b"")
+        self._bytes = ByteTable(self._tokenizer, rules.to_bytes, {})
+        self._visible_bytes = ByteTable(self._tokenizer, rules.to_bytes, special)
+        self.strip_leading_spaces = rules.strip_leading_spaces
+        self.special_token_ids = frozenset(special)
+        self.bos_token_id = vocabulary.bos_token_id
+        self.eos_token_ids = vocabulary.eos_token_ids
+        # One more than the highest id: added tokens may leave gaps.
+        self.vocab_size = max(self._tokenizer.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Tokenizer:
+        """The tokenizer of a model. Raises `ModelError` where there is none, or a damaged or unsupported one."""
+        if files.tokenizer is not None:
+            return cls(_vocabulary_of_folder(files, files.tokenizer), source=str(files.tokenizer))
+        if files.format == "gguf":
+            return cls(vocabulary_of_gguf(gguf_reader(files.weights[0])), source=str(files.weights[0]))
+        if (files.root / "tokenizer.model").is_file():
+            raise ModelError(
+                f"{files.root} has only a SentencePiece tokenizer.model: write tokenizer.json with "
+                "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
+        raise ModelError(f"{files.root} lacks tokenizer.json: finish the download")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens in it are recognised, BOS/EOS are added as the model wants.
+
+        Raises `ValueError` for text that is no valid Unicode (half of a surrogate pair).
+        """
+        try:
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the text is no valid Unicode: a lone surrogate at character {error.start}") from None
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`. Bytes that are no valid UTF-8 become U+FFFD; ids without a token are nothing."""
+        data = b"".join(map(self.byte_table(skip_special_tokens).__getitem__, ids))
+        for _ in range(self.strip_leading_spaces):
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", "replace")
+
+    def byte_table(self, skip_special_tokens: bool) -> ByteTable:
+        """Token id -> the bytes it adds to the text (special tokens: none if they are skipped)."""
+        return self._visible_bytes if skip_special_tokens else self._bytes
+
+    def token_text(self, token_id: int) -> str:
+        """The token alone as text, special or not; U+FFFD for parts of a character."""
+        return self._bytes[token_id].decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's exact bytes, special or not. Empty for an id without a token."""
+        return self._bytes[token_id]
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token by its exact text in the vocabulary, e.g. `<|im_end|>`."""
+        return self._tokenizer.token_to_id(token)
+
+
+def special_token_texts(files: ModelFiles, tokenizer: Tokenizer) -> dict[str, str]:
+    """Texts that chat templates name: bos_token, eos_token and what else tokenizer_config.json gives of the kind."""
+    texts = {}
+    if tokenizer.bos_token_id is not None:
+        texts["bos_token"] = tokenizer.token_text(tokenizer.bos_token_id)
+    if tokenizer.eos_token_ids:
+        texts["eos_token"] = tokenizer.token_text(tokenizer.eos_token_ids[0])
+    if files.tokenizer_config is not None:
+        config = read_json(files.tokenizer_config)
+        for key, value in config.items():
+            text = _token_content(value)
+            if key.endswith("_token") and text is not None:
+                texts[key] = text
+    return texts
+
+
+def _vocabulary_of_folder(files: ModelFiles, path: Path) -> Vocabulary:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a bare Exception for whatever is wrong
+        raise ModelError(f"{path} is damaged or of an unknown kind: {error}; download it again") from None
+    tokenizer_config, config, generation = (
+        {} if file is None else read_json(file) for file in (files.tokenizer_config, files.config, files.generation_config)
+    )
+    named_bos, named_eos = (
+        _id_of(tokenizer, _token_content(tokenizer_config.get(key))) for key in ("bos_token", "eos_token")
+    )
+    bos = named_bos if named_bos is not None else next(iter(_ids(config, "bos_token_id")), None)
+    ends = _ids(generation, "eos_token_id") or _ids(config, "eos_token_id")
+    eos = ends if named_eos is None else [named_eos, *ends]
+    return Vocabulary(tokenizer, bos, tuple(dict.fromkeys(eos)))
+
+
+def _token_content(value: Any) -> str | None:
+    """A token in tokenizer_config.json: a string, or an object with its `content`."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _id_of(tokenizer: tokenizers.Tokenizer, token: str | None) -> int | None:
+    return None if token is None else tokenizer.token_to_id(token)
+
+
+def _ids(config: Mapping[str, Any], key: str) -> list[int]:
+    value = config.get(key)
+    values = value if isinstance(value, list) else [value]
+    return [index for index in values if isinstance(index, int) and not isinstance(index, bool)]
