@@ -1,0 +1,181 @@
+"""The `headstart bench` command: flags to options, a progress bar, a table, a file, an exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, get_args
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from headstart.bench.options import ApiName, BenchError, BenchOptions, LengthDist, WorkloadName
+from headstart.bench.record import RequestRecord
+from headstart.bench.report import Report, write_report
+from headstart.bench.run import run
+from headstart.bench.table import print_report
+
+# Options that not every workload has; given to another one they would do nothing, which is an error.
+_ONLY_FOR: dict[str, tuple[str, ...]] = {
+    "requests": ("idle", "prefix", "hol", "poisson"),
+    "lengths": ("idle",),
+    "rate": ("poisson", "chat"),
+    "prompt_tokens": ("poisson",),
+    "output_tokens": ("idle", "prefix", "hol", "poisson", "chat"),
+    "prefix_tokens": ("prefix",),
+    "suffix_tokens": ("prefix",),
+    "short_tokens": ("hol",),
+    "long_tokens": ("hol",),
+    "streams": ("hol",),
+    "stream_tokens": ("hol",),
+    "short_interval": ("hol",),
+    "file": ("chat", "trace"),
+    "shrink": ("trace",),
+    "speed": ("trace",),
+    "limit": ("chat", "trace"),
+    "max_prompt_tokens": ("trace",),
+    "ignore_eos": ("idle", "prefix", "hol", "poisson", "trace"),
+}
+
+
+def _parse_lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(
+            f"{value!r} is no list of numbers; write for example 128,512,2048", ctx, param
+        ) from None
+
+
+def _parse_dist(ctx: click.Context, param: click.Parameter, value: str | None) -> LengthDist | None:
+    try:
+        return None if value is None else LengthDist.parse(value)
+    except BenchError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+class _Bar:
+    """A progress bar on stderr; `BenchOptions` and `run` know only the protocol that it fills."""
+
+    def __init__(self, *, shown: bool, several: bool, rounds: int) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        # Few redraws: each takes a core that the server may be using.
+        self._bar = Progress(
+            *columns, console=console, transient=True, refresh_per_second=2, disable=not (shown and console.is_terminal)
+        )
+        self._task = self._bar.add_task("preparing", total=None)
+        self._several = several
+        self._rounds = rounds
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def preparing(self, target: str) -> None:
+        self._bar.update(self._task, description=f"preparing {target}")
+
+    def round_begins(self, target: str, round_index: int, num_requests: int) -> None:
+        name = f"{target} " if self._several else ""
+        round_text = f"round {round_index + 1}/{self._rounds}" if self._rounds > 1 else "requests"
+        self._bar.reset(self._task, total=num_requests, description=f"{name}{round_text}")
+
+    def request_ended(self, record: RequestRecord) -> None:
+        self._bar.advance(self._task)
+
+
+def _default(name: str) -> Any:
+    return getattr(BenchOptions(), name)
+
+
+@click.command(name="bench", short_help="Measure a server's time to first token under load.")
+@click.option("--url", default=_default("url"), show_default=True, help="The server, with or without /v1.")
+@click.option("--against", metavar="URL", help="A second server, measured in turn with the first; prints ratios.")
+@click.option("--workload", "-w", type=click.Choice(get_args(WorkloadName)), default="idle", show_default=True)
+@click.option("--model", help="Model to ask for.  [default: the first that the server lists]")
+@click.option("--against-model", help="The same, for the second server.")
+@click.option("--api", type=click.Choice(get_args(ApiName)), default="chat", show_default=True, help="Which endpoint.")
+@click.option(
+    "--api-key", envvar=["HEADSTART_API_KEY", "OPENAI_API_KEY"], help="Sent as bearer token; better in the environment."
+)
+@click.option("--rounds", type=int, default=1, show_default=True, help="Repeat everything; medians are shown.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals and lengths; words are always fresh.")
+@click.option(
+    "--requests", "-n", type=int,
+    help="idle: of each length [5]; prefix: pairs [5]; hol: short prompts [10]; poisson: in all [60].",
+)  # fmt: skip
+@click.option(
+    "--lengths", callback=_parse_lengths, default="128,512,2048", show_default=True, help="idle: prompt tokens."
+)
+@click.option("--rate", type=float, default=1.0, show_default=True, help="poisson, chat: arrivals a second.")
+@click.option("--prompt-tokens", callback=_parse_dist, default="32-256", show_default=True, help="poisson: N, LOW-HIGH or lognormal:MEDIAN:SIGMA.")  # noqa: E501 # fmt: skip
+@click.option("--output-tokens", callback=_parse_dist, help="Answer tokens, likewise.  [default: 16; chat 64]")
+@click.option("--prefix-tokens", type=int, default=1024, show_default=True, help="prefix: shared tokens.")
+@click.option("--suffix-tokens", type=int, default=64, show_default=True, help="prefix: tokens that differ.")
+@click.option("--short-tokens", type=int, default=64, show_default=True, help="hol: the short prompts.")
+@click.option("--long-tokens", type=int, default=6000, show_default=True, help="hol: the long prompt.")
+@click.option("--streams", type=int, default=1, show_default=True, help="hol: chats that run meanwhile.")
+@click.option("--stream-tokens", type=int, default=1024, show_default=True, help="hol: answer tokens of such a chat.")
+@click.option(
+    "--short-interval", type=float, default=1.0, show_default=True, help="hol: seconds between short prompts."
+)
+@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="trace: Mooncake .jsonl or Azure .csv; chat: questions like MT-bench's.")  # noqa: E501 # fmt: skip
+@click.option("--shrink", type=float, default=1.0, show_default=True, help="trace: divides all lengths.")
+@click.option("--speed", type=float, default=1.0, show_default=True, help="trace: multiplies the arrival rate.")
+@click.option("--limit", type=int, help="trace: rows; chat: conversations [10].")
+@click.option("--max-prompt-tokens", type=int, help="trace: leave out longer rows (and count them).")
+@click.option("--slo-ttft", "slo_ttft_ms", type=float, metavar="MS", help="Goodput: TTFT at most.")
+@click.option("--slo-tpot", "slo_tpot_ms", type=float, metavar="MS", help="Goodput: TPOT at most.")
+@click.option(
+    "--ignore-eos/--respect-eos", default=True, show_default=True, help="Answers of exactly the asked length."
+)
+@click.option("--check-ledger", is_flag=True, help="Compare the server's TTFT ledger with the client's clock.")
+@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds a request.")
+@click.option("--connect-timeout", type=float, default=10.0, show_default=True, help="Seconds a connection.")
+@click.option("--max-in-flight", type=int, default=4096, show_default=True, help="Requests beyond it count as errors.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there.")
+@click.option("--progress/--no-progress", default=True, help="The progress bar (never without a terminal).")
+@click.pass_context
+def bench(ctx: click.Context, /, json_file: Path | None, progress: bool, **values: Any) -> None:
+    """Measure any OpenAI-compatible server from its client's side.
+
+    TTFT is the time from the request being written to the first non-empty content, reasoning or tool delta. Arrivals
+    never wait for answers. Exit code: 0; 1 if it could not run, nothing was answered, or a check failed; 130 after
+    Ctrl-C.
+    """
+    _refuse_inert_options(ctx, values["workload"])
+    options = BenchOptions(**values)
+    try:
+        with _Bar(shown=progress, several=bool(options.against), rounds=options.rounds) as bar:
+            report = run(options, bar)
+        print_report(report, Console())
+        if json_file is not None:
+            write_report(report, json_file)
+    except BenchError as error:
+        raise click.ClickException(str(error)) from None
+    ctx.exit(exit_code(report))
+
+
+def exit_code(report: Report) -> int:
+    """What the command ends with."""
+    if report.interrupted:
+        return 130
+    checks = (report.ledger or {}).values()
+    return 0 if report.num_answered and all(check.passed for check in checks) else 1
+
+
+def _refuse_inert_options(ctx: click.Context, workload: str) -> None:
+    for name, workloads in _ONLY_FOR.items():
+        given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and workload not in workloads:
+            flag = "--" + name.replace("_", "-")
+            raise click.UsageError(
+                f"{flag} does nothing for --workload {workload}; it is for {', '.join(workloads)}", ctx
+            )
