@@ -22,16 +22,16 @@ env: $(VENV)/.stamp-dev ## Make the environment with the development tools
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing headstart and what it runs on into $(VENV) (the first time takes a minute or two) ..."
-	@$(PIP) install --quiet -c constraints.txt -e .
+	@$(PIP) install -qq -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp
 	@echo "Installing the development tools ..."
-	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
 	@touch $@
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp
-	@$(PIP) install --quiet -c constraints.txt -e '.[docs]'
+	@$(PIP) install -qq -c constraints.txt -e '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.stamp ## Serve the default model, stream two answers, show where each TTFT went

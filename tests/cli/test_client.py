@@ -110,7 +110,7 @@ def test_a_refusal_carries_the_servers_reason(server: ChatServer) -> None:
     with pytest.raises(ServerError, match="answered 400: the prompt is too long"):
         Client(server.url).chat("tiny", [])
     server.failure = b"<html>\nproxy"
-    with pytest.raises(ServerError, match="answered 400: <html>$"):
+    with pytest.raises(ServerError, match=r"answered 400: <html>$"):
         Client(server.url).chat("tiny", [])
 
 
