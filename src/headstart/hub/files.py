@@ -1,6 +1,6 @@
-"""What a resolved model is: which files, in which format. Owns the mapping from a folder or a GGUF file to `ModelFiles`.
+"""What a resolved model is: which files, in which format. Owns the way from a folder or a GGUF file to `ModelFiles`.
 
-It must not know how files are fetched (`resolve`, `fetch`), nor what is inside them (`gguf_reader`, text, perf, models).
+It must not know how files are fetched (`resolve`), nor what is inside them (`gguf_reader`, text, perf, models).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ModelError(ValueError):
 
 
 class Progress(Protocol):
-    """Told how far a long stage is, e.g. `progress("download", 1 << 20, 92 << 20)`. Called from any thread; never raises.
+    """Told how far a long stage is, e.g. `progress("download", 1024, 4096)`. Any thread may call it; it never raises.
 
     `done` and `total` count bytes (downloads, hashing, weights read) or items; `total` is None where it is unknown.
     A stage is over when `done == total`.
@@ -34,8 +34,7 @@ class Progress(Protocol):
 class ModelFiles:
     """The files of one model on this machine. Every path exists when this is made; what is absent is None.
 
-    For GGUF, `weights` is the one file and it holds configuration, tokenizer and chat template too; a folder's own
-    `tokenizer.json` or `chat_template.jinja` beside the GGUF is listed all the same.
+    For GGUF, `weights` is the one file, which holds configuration, tokenizer and chat template too; the rest is None.
     """
 
     name: str  # as the user wrote it

@@ -30,7 +30,9 @@ class TemplateError(ValueError):
 class ChatTemplate:
     """A model's chat templates. Rendering is pure and safe to call from several threads."""
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str], *, name: str = "the model") -> None:
+    def __init__(
+        self, sources: Mapping[str, str], special_tokens: Mapping[str, str], *, name: str = "the model"
+    ) -> None:
         """`sources`: templates by name (`default`, perhaps `tool_use`); empty for a model that has none.
 
         Raises `ModelError` naming `name` for a template that does not compile.
@@ -129,7 +131,9 @@ def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     if content is None:
         plain["content"] = ""
     elif isinstance(content, list):
-        plain["content"] = [_text_part(f"messages[{index}].content[{place}]", part) for place, part in enumerate(content)]
+        plain["content"] = [
+            _text_part(f"messages[{index}].content[{place}]", part) for place, part in enumerate(content)
+        ]
     if plain.get("tool_calls"):
         plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
     return plain

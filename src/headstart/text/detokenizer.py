@@ -18,7 +18,16 @@ _LONGEST_CHARACTER = 4  # bytes of UTF-8
 class Detokenizer:
     """The text of one completion. `push` token ids as they come, then `finish`; after a stop string both give nothing."""
 
-    __slots__ = ("_bytes", "_decoder", "_held", "_include_stop", "_pushed_bytes", "_spaces_to_strip", "_stop", "stopped")
+    __slots__ = (
+        "_bytes",
+        "_decoder",
+        "_held",
+        "_include_stop",
+        "_pushed_bytes",
+        "_spaces_to_strip",
+        "_stop",
+        "stopped",
+    )
 
     def __init__(
         self,

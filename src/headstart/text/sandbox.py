@@ -6,6 +6,7 @@ Owns what a template may call and how much it may make. Knows nothing of models 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NoReturn
@@ -20,6 +21,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 MAX_ITERATIONS = 200_000  # numbers that one rendering's range() calls may give out, all together
 MAX_TEXT = 32 * 1024 * 1024  # characters or elements that one operation, or one rendering, may make
 
+_WIDE_FORMAT = re.compile(
+    r"%[^a-zA-Z%]*(\d{4,}|\*)"
+)  # a width of four digits and more, or one taken from the arguments
+
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """A sandbox in which `+`, `*`, `**` and `%` cannot make huge values."""
@@ -33,8 +38,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise SecurityError("the template makes a value that is too large")
         if operator == "**" and not (_is_small(left) and _is_small(right)):
             raise SecurityError("the template computes a power that is too large")
-        if operator == "%" and isinstance(left, str):
-            raise SecurityError("the template formats with %, which is not allowed: use the format filter's arguments")
+        if operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
+            raise SecurityError("the template formats with a width that is too large")
         return super().call_binop(context, operator, left, right)
 
 

@@ -51,7 +51,9 @@ def build_spm_bpe(
     )
     tokenizer = Tokenizer(model)
     replace = normalizers.Replace(" ", SPACE)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace] if add_space_prefix else [replace])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(SPACE), replace] if add_space_prefix else [replace]
+    )
     decode_steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if add_space_prefix:
         decode_steps.append(decoders.Strip(" ", 1, 0))

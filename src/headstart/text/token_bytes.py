@@ -61,7 +61,9 @@ def piece_rules(decoder: Mapping[str, Any] | None) -> PieceRules:
         elif kind == "Metaspace":
             replace.append((step["replacement"], " "))
             strip = 0 if step.get("prepend_scheme") == _METASPACE_KEEPS_SPACE else 1
-        elif kind == "Strip" and "Fuse" in kinds[: kinds.index("Strip")] and step["content"] == " " and not step["stop"]:
+        elif (
+            kind == "Strip" and "Fuse" in kinds[: kinds.index("Strip")] and step["content"] == " " and not step["stop"]
+        ):
             strip = int(step["start"])
         elif kind not in ("ByteFallback", "Fuse"):
             raise ValueError(f"the decoder step {kind} is not supported")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+
 from headstart.hub import ModelError, ModelFiles, gguf_reader, read_json
 from headstart.text.gguf_vocab import Vocabulary, vocabulary_of_gguf
 from headstart.text.token_bytes import ByteTable, decoder_state, piece_rules
@@ -108,7 +109,8 @@ def _vocabulary_of_folder(files: ModelFiles, path: Path) -> Vocabulary:
     except Exception as error:  # the library raises a bare Exception for whatever is wrong
         raise ModelError(f"{path} is damaged or of an unknown kind: {error}; download it again") from None
     tokenizer_config, config, generation = (
-        {} if file is None else read_json(file) for file in (files.tokenizer_config, files.config, files.generation_config)
+        {} if file is None else read_json(file)
+        for file in (files.tokenizer_config, files.config, files.generation_config)
     )
     named_bos, named_eos = (
         _id_of(tokenizer, _token_content(tokenizer_config.get(key))) for key in ("bos_token", "eos_token")
