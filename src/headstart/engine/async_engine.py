@@ -1,0 +1,329 @@
+"""AsyncEngine: an engine process as seen from the API process' event loop.
+
+Owns the registry of live requests and the verdict whether the engine lives. Nothing that waits here waits for ever:
+when the engine dies or falls silent, every stream ends with `EngineDeadError`. It must not know HTTP, text, the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import enum
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from headstart.core.engine_core import CoreStats
+from headstart.core.errors import QueueFull, RequestRefused, RequestTooLong
+from headstart.core.request import EngineRequest
+from headstart.core.step import RequestOutput
+from headstart.engine.ipc import (
+    Abort,
+    Add,
+    Channel,
+    Dead,
+    EngineInfo,
+    FromEngine,
+    IPCError,
+    NotConnectedError,
+    Outputs,
+    Ping,
+    Pong,
+    Progress,
+    Ready,
+    Refused,
+    Shutdown,
+    ToEngine,
+    api_codec,
+)
+from headstart.engine.process import EngineProcess
+from headstart.engine.streams import Mailbox
+from headstart.executor.base import StartupError
+from headstart.hub import Progress as ProgressCallback
+
+logger = logging.getLogger(__name__)
+
+
+class EngineState(enum.Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"
+
+
+class EngineDeadError(RuntimeError):
+    """The engine is gone and does not come back by itself; the message says why. Restart the server."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """`max_num_requests`: live ones, running and waiting; more are refused here, without a word to the engine.
+
+    `max_num_waiting` is the number that the refusal names. `heartbeat_timeout`: seconds of silence after which an
+    engine counts as dead; its loop answers also while a step computes, so this need not cover a step.
+    """
+
+    max_num_requests: int
+    max_num_waiting: int
+    heartbeat_timeout: float = 30.0
+
+
+class AsyncEngine:
+    """Made inside a running event loop, whose thread alone may use it. Takes over `process` and ends it."""
+
+    def __init__(self, process: EngineProcess, limits: EngineLimits, progress: ProgressCallback | None = None) -> None:
+        self._process = process
+        self._limits = limits
+        self._progress = progress
+        self._state = EngineState.STARTING
+        self._started = asyncio.Event()  # READY or DEAD
+        self._why_dead: str | None = None
+        self._info: EngineInfo | None = None
+        self._stats: CoreStats | None = None
+        self._requests: dict[str, tuple[Mailbox, int]] = {}
+        self._pings: dict[int, asyncio.Future[CoreStats]] = {}
+        self._num_pings = 0
+        self._silent_ticks = 0
+        self._tick_seconds = min(1.0, limits.heartbeat_timeout / 4)
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._burial: asyncio.Future[None] | None = None
+        self._channel: Channel[ToEngine, FromEngine] = Channel(api_codec(), process.address, bind=True)
+        self._channel_fd = self._channel.fileno
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._channel_fd, self._drain)
+        self._loop.add_reader(process.lifeline_fd, self._on_lifeline_end)
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine can do. Only once it is ready; stays readable when it has died."""
+        if self._info is None:
+            raise RuntimeError("the engine is not ready yet; await wait_ready() first")
+        return self._info
+
+    async def wait_ready(self) -> None:
+        """Returns when the engine has loaded and warmed up. Raises `StartupError` if it cannot, with one line."""
+        await self._started.wait()
+        if self._why_dead is not None and self._info is None:
+            raise StartupError(self._why_dead)
+        self._check_alive()
+
+    def stats(self) -> CoreStats | None:
+        """The numbers as the engine last sent them: after its latest step, abort or ping. None before it is ready."""
+        return self._stats
+
+    async def ping(self) -> CoreStats:
+        """The numbers as they are now, after everything that was sent before has been taken in."""
+        await self._started.wait()
+        self._check_alive()
+        self._num_pings += 1
+        answer: asyncio.Future[CoreStats] = self._loop.create_future()
+        self._pings[self._num_pings] = answer
+        self._send(Ping(self._num_pings))
+        return await answer
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Submit at the first `anext` and yield news until the one with a finish reason. Closing aborts the request.
+
+        A caller who reads slowly gets fewer, larger outputs. `request_id` must be new for the life of the engine.
+        Raises `EngineDeadError`, `RequestTooLong` (before anything is sent), `QueueFullError`, `RequestRefused`.
+        """
+        await self._started.wait()
+        self._check_alive()
+        mailbox = Mailbox()
+        try:
+            self._submit(request, mailbox, 0)
+            while True:
+                _, output = await mailbox.take()
+                yield output
+                if output.finish_reason is not None:
+                    return
+        finally:
+            self._withdraw((request,), mailbox)
+
+    async def generate_n(self, requests: Sequence[EngineRequest]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Several requests with one prompt, as (index, output) until all have finished; see `generate`.
+
+        The prompt is computed once: the first request goes ahead, the others follow when it has its first token and
+        find the prompt in the prefix cache. Closing aborts all; an error of one ends all.
+        """
+        await self._started.wait()
+        self._check_alive()
+        mailbox = Mailbox()
+        wait_for_prefix = self.info.prefix_cache and len(requests[0].prompt_token_ids) > self.info.block_size
+        num_submitted = 0
+        num_finished = 0
+        try:
+            while num_finished < len(requests):
+                num_wanted = 1 if wait_for_prefix else len(requests)
+                for index in range(num_submitted, num_wanted):
+                    self._submit(requests[index], mailbox, index)
+                num_submitted = max(num_submitted, num_wanted)
+                index, output = await mailbox.take()
+                yield index, output
+                num_finished += output.finish_reason is not None
+                if output.token_ids or output.finish_reason is not None:
+                    wait_for_prefix = False
+        finally:
+            self._withdraw(requests, mailbox)
+
+    def _submit(self, request: EngineRequest, mailbox: Mailbox, index: int) -> None:
+        self._check_alive()
+        num_tokens = len(request.prompt_token_ids)
+        if num_tokens + min(request.params.max_tokens, 1) > self.info.max_model_len:
+            raise RequestTooLong(num_tokens, self.info.max_model_len, self.info.num_kv_tokens)
+        if len(self._requests) >= self._limits.max_num_requests:
+            num_waiting = self._stats.num_waiting if self._stats is not None else 0
+            raise QueueFull(num_waiting, self._limits.max_num_waiting)
+        if request.request_id in self._requests:
+            raise RequestRefused(f"request id {request.request_id!r} is in use; choose another")
+        if not request.submit_time:
+            request = dataclasses.replace(request, submit_time=time.monotonic())
+        self._send(Add(request))
+        self._requests[request.request_id] = (mailbox, index)
+
+    def _withdraw(self, requests: Sequence[EngineRequest], mailbox: Mailbox) -> None:
+        """Abort those of `requests` that still run for this mailbox."""
+        alive = [request.request_id for request in requests if self._is_of(request.request_id, mailbox)]
+        for request_id in alive:
+            del self._requests[request_id]
+        if alive and self._state is EngineState.READY:
+            with contextlib.suppress(EngineDeadError):
+                self._send(Abort(tuple(alive)))
+
+    def _check_alive(self) -> None:
+        if self._why_dead is not None:
+            raise EngineDeadError(self._why_dead)
+
+    def _is_of(self, request_id: str, mailbox: Mailbox) -> bool:
+        entry = self._requests.get(request_id)
+        return entry is not None and entry[0] is mailbox
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def _send(self, message: ToEngine) -> None:
+        """Raises `RequestRefused` for a request that no message can hold, `EngineDeadError` if the engine left."""
+        try:
+            self._channel.send(message)
+        except NotConnectedError:
+            self._die(self._process.how_it_ended())
+            self._check_alive()
+        except IPCError as error:
+            raise RequestRefused(str(error)) from error
+        # Sending may have swallowed the edge that says "there is something to read".
+        self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        try:
+            while self._state is not EngineState.DEAD and (message := self._channel.receive()) is not None:
+                self._silent_ticks = 0
+                self._on_message(message)
+        except IPCError as error:
+            self._die(str(error))
+
+    def _on_message(self, message: FromEngine) -> None:
+        match message:
+            case Outputs(outputs=outputs, stats=stats):
+                self._stats = stats
+                for output in outputs:
+                    self._deliver(output)
+            case Pong(number=number, stats=stats):
+                self._stats = stats
+                answer = self._pings.pop(number, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(stats)
+            case Refused(request_id=request_id, message=text, queue_full=queue_full):
+                if (entry := self._requests.pop(request_id, None)) is not None:
+                    entry[0].fail(RequestRefused(text) if queue_full is None else QueueFull(*queue_full))
+            case Progress(stage=stage, done=done, total=total):
+                if self._progress is not None:
+                    self._progress(stage, done, total)
+            case Ready(info=info, stats=stats):
+                self._info, self._stats, self._state = info, stats, EngineState.READY
+                self._started.set()
+                self._schedule_tick()
+            case Dead(message=text):
+                self._die(text)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        request_id = output.request_id
+        entry = self._requests.get(request_id)
+        if entry is None:
+            return  # aborted: nobody waits for it
+        if output.finish_reason is not None:
+            del self._requests[request_id]
+        mailbox, index = entry
+        mailbox.put(index, output)
+
+    # -- life and death ------------------------------------------------------------------------------------------------
+
+    def _schedule_tick(self) -> None:
+        self._tick_timer = self._loop.call_later(self._tick_seconds, self._tick)
+
+    def _tick(self) -> None:
+        """Count heartbeats without an answer. Counted, not timed: this process may have been stopped itself."""
+        self._drain()
+        if self._state is not EngineState.READY:
+            return
+        if self._silent_ticks * self._tick_seconds >= self._limits.heartbeat_timeout:
+            self._die(f"the engine process has not answered for {self._limits.heartbeat_timeout:g} s")
+            return
+        self._silent_ticks += 1
+        try:
+            self._send(Ping(0))
+        except EngineDeadError:
+            return
+        self._schedule_tick()
+
+    def _on_lifeline_end(self) -> None:
+        self._drain()  # its last words, if it had any
+        if self._state is not EngineState.DEAD:
+            how = self._process.how_it_ended()
+            self._die(how if self._info is not None else f"{how} while it was starting")
+
+    def _die(self, why: str, grace: float = 0.0) -> None:
+        """From here on everything is refused; everybody who waits is told."""
+        if self._state is EngineState.DEAD:
+            return
+        self._state = EngineState.DEAD
+        self._why_dead = why
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        self._loop.remove_reader(self._channel_fd)
+        self._loop.remove_reader(self._process.lifeline_fd)
+        for mailbox in {id(mailbox): mailbox for mailbox, _ in self._requests.values()}.values():
+            mailbox.fail(EngineDeadError(why))
+        self._requests.clear()
+        for answer in self._pings.values():
+            if not answer.done():
+                answer.set_exception(EngineDeadError(why))
+        self._pings.clear()
+        self._started.set()
+        # Freeing a large process' memory takes long enough to be noticed: not on the event loop.
+        self._burial = self._loop.run_in_executor(None, self._bury, grace)
+
+    def _bury(self, grace: float) -> None:
+        self._channel.close(linger=grace)
+        self._process.close(grace)
+
+    async def shutdown(self, grace: float = 5.0) -> None:
+        """End the engine process: asked first, killed after `grace` seconds. Open streams end. Safe to call twice."""
+        if self._state is EngineState.READY:
+            with contextlib.suppress(EngineDeadError):
+                self._send(Shutdown())
+            self._die("the engine was shut down", grace)
+        else:
+            self._die("the engine was shut down")
+        if self._burial is not None:
+            await asyncio.shield(self._burial)

@@ -1,0 +1,76 @@
+"""StepDriver: moves steps between the core and an executor. Owns the futures in flight; knows no sockets, no waiting.
+
+The engine loop and the offline `LLM` both run on it, so a request meets the same code however it came.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from headstart.core.engine_core import EngineCore
+from headstart.core.step import ModelOutput, RequestOutput
+from headstart.executor.base import Executor
+from headstart.metrics.ledger import LedgerBook
+
+
+class StepDriver:
+    """`clock` gives monotonic seconds. `on_step_done` is called in the executor's thread when a step has finished."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        executor: Executor,
+        clock: Callable[[], float],
+        on_step_done: Callable[[], None] | None = None,
+    ) -> None:
+        self._core = core
+        self._executor = executor
+        self._clock = clock
+        self._on_step_done = on_step_done
+        self._ledgers = LedgerBook()
+        self._in_flight: deque[Future[ModelOutput]] = deque()
+        self._is_lost = False
+
+    @property
+    def is_lost(self) -> bool:
+        """A step failed: core and executor no longer agree, and nothing can be computed any more."""
+        return self._is_lost
+
+    def fill(self) -> None:
+        """Begin and submit as many steps as the core allows now."""
+        while (step := self._core.begin_step(self._clock())) is not None:
+            future = self._executor.submit(step)
+            self._in_flight.append(future)
+            future.add_done_callback(self._step_done)
+
+    def retire(self, *, wait: bool = False) -> list[RequestOutput] | None:
+        """Take in the oldest step if it is finished (`wait`: when it is). None if there was none to take in.
+
+        Raises what the step raised: the executor is lost then, and the engine with it.
+        """
+        if not self._in_flight or not (wait or self._in_flight[0].done()):
+            return None
+        self._is_lost = True  # unless what follows succeeds
+        result = self._in_flight.popleft().result()
+        outputs = self._core.finish_step(result, self._clock())
+        self._is_lost = False
+        return self._with_ledgers(outputs)
+
+    def _step_done(self, _: Future[ModelOutput]) -> None:
+        if self._on_step_done is not None:
+            self._on_step_done()
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """What became known outside a step: the ends of aborted requests."""
+        return self._with_ledgers(self._core.take_outputs())
+
+    def _with_ledgers(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        """Give each request's first token its ledger (also a stop token, which no output shows)."""
+        self._ledgers.observe(self._core.take_events())
+        for index, output in enumerate(outputs):
+            if output.num_output_tokens and (ledger := self._ledgers.take(output.request_id)):
+                outputs[index] = dataclasses.replace(output, ledger=ledger)
+        return outputs

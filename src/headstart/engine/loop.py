@@ -1,0 +1,87 @@
+"""EngineLoop: drives the core with a real clock in the engine process. Owns the order in which things happen.
+
+One thread. It sleeps until a message or a finished step wakes it, so an idle engine uses no CPU, and it answers while a
+step computes in the executor's thread. A step is begun at the last moment: what has arrived by then is in it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from headstart.core.engine_core import CoreStats, EngineCore
+from headstart.core.errors import QueueFull, RequestRefused
+from headstart.core.request import EngineRequest
+from headstart.core.step import RequestOutput
+from headstart.engine.driver import StepDriver
+from headstart.engine.ipc import (
+    Abort,
+    Add,
+    Channel,
+    FromEngine,
+    Outputs,
+    Ping,
+    Pong,
+    Refused,
+    Shutdown,
+    ToEngine,
+)
+from headstart.executor.base import Executor
+
+logger = logging.getLogger(__name__)
+
+EngineChannel = Channel[FromEngine, ToEngine]
+
+
+class EngineLoop:
+    """Serves one channel until it is told to stop. `clock` gives the monotonic seconds of the API process' clock."""
+
+    def __init__(
+        self, core: EngineCore, executor: Executor, channel: EngineChannel, clock: Callable[[], float]
+    ) -> None:
+        self._core = core
+        self._channel = channel
+        self._clock = clock
+        self._driver = StepDriver(core, executor, clock, on_step_done=channel.wake)
+        self._sent_stats: CoreStats | None = None
+        self._stopping = False
+
+    def run(self) -> None:
+        """Returns after `Shutdown`. Raises if a step failed or a message was none: the engine is lost then."""
+        while not self._stopping:
+            while (outputs := self._driver.retire()) is not None:
+                self._publish(outputs)
+            self._handle_messages()
+            self._driver.fill()
+            self._publish(self._driver.take_outputs())
+            if not self._stopping:
+                self._channel.wait()
+
+    def _handle_messages(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            match message:
+                case Add(request=request):
+                    self._add(request)
+                case Abort(request_ids=request_ids):
+                    for request_id in request_ids:
+                        self._core.abort(request_id, self._clock())
+                case Ping(number=number):
+                    self._channel.send(Pong(number, self._core.stats()))
+                case Shutdown():
+                    self._stopping = True
+                    return
+
+    def _add(self, request: EngineRequest) -> None:
+        try:
+            self._core.add_request(request, self._clock())
+        except QueueFull as error:
+            self._channel.send(Refused(request.request_id, str(error), (error.num_waiting, error.limit)))
+        except RequestRefused as error:
+            self._channel.send(Refused(request.request_id, str(error)))
+
+    def _publish(self, outputs: list[RequestOutput]) -> None:
+        """One message for all; none if there is nothing new to say."""
+        stats = self._core.stats()
+        if outputs or stats != self._sent_stats:
+            self._channel.send(Outputs(tuple(outputs), stats))
+            self._sent_stats = stats

@@ -1,0 +1,89 @@
+"""The composition root of an engine process (`python -m headstart.replica FD`): makes the worker. Imports torch.
+
+Started by `headstart.launch`; also what the offline `LLM` is made of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+
+from headstart.config import Config, SchedulerConfig
+from headstart.core.engine_core import EngineCore
+from headstart.engine.child import BuiltEngine, run_child
+from headstart.engine.ipc import EngineInfo
+from headstart.executor.base import ExecutorInfo, StartupError
+from headstart.executor.local import LocalExecutor
+from headstart.hub import ModelError, ModelFiles, Progress
+from headstart.launch import decode_setup
+from headstart.perf.model_spec import ModelSpec
+from headstart.worker import Worker
+
+
+def build_engine(
+    config: Config, files: ModelFiles, spec: ModelSpec, progress: Progress | None = None, *, nice: int = 0
+) -> BuiltEngine:
+    """Load the model, warm it up, and wire a core to it. Raises `StartupError` with one line that says what to do."""
+    executor = LocalExecutor(Worker(config, files, spec), progress, nice=nice)
+    try:
+        started = executor.start()
+        max_model_len = settle_max_model_len(config.model.max_model_len, started)
+    except ModelError as error:
+        executor.shutdown()
+        raise StartupError(str(error)) from error
+    except BaseException:
+        executor.shutdown()
+        raise
+    core = EngineCore(
+        _with_horizon(config.scheduler, spec),
+        num_blocks=started.num_blocks,
+        block_size=started.block_size,
+        max_model_len=max_model_len,
+        prefix_cache=config.cache.prefix_cache,
+    )
+    info = EngineInfo(
+        max_model_len=max_model_len,
+        num_blocks=started.num_blocks,
+        block_size=started.block_size,
+        vocab_size=started.vocab_size,
+        prefix_cache=config.cache.prefix_cache,
+        summary=started.summary,
+    )
+    return BuiltEngine(core, executor, info)
+
+
+def settle_max_model_len(wanted: int | None, started: ExecutorInfo) -> int:
+    """The context that is served, in tokens: what was asked for, else what the model and the KV pool both hold."""
+    num_kv_tokens = started.num_blocks * started.block_size
+    if wanted is None:
+        return min(started.max_model_len, num_kv_tokens)
+    if wanted > started.max_model_len:
+        raise StartupError(f"max_model_len is {wanted}, but the model's context is {started.max_model_len} tokens")
+    if wanted > num_kv_tokens:
+        raise StartupError(
+            f"max_model_len is {wanted}, but the KV pool holds {num_kv_tokens} tokens; "
+            f"lower max_model_len or raise kv_cache_memory"
+        )
+    return wanted
+
+
+def _with_horizon(config: SchedulerConfig, spec: ModelSpec) -> SchedulerConfig:
+    """The model says how much attention over a long context weighs, unless the configuration does."""
+    if config.attention_horizon != SchedulerConfig().attention_horizon:
+        return config
+    return dataclasses.replace(config, attention_horizon=max(1.0, spec.attention_horizon))
+
+
+def _build(payload: bytes, progress: Progress) -> BuiltEngine:
+    setup = decode_setup(payload)
+    return build_engine(setup.config, setup.files, setup.spec, progress)
+
+
+def main(arguments: list[str]) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
+    return run_child(int(arguments[0]), _build)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
