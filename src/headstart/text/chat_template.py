@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import jinja2
-from jinja2.sandbox import SecurityError
+from jinja2.exceptions import SecurityError
 
 from headstart.hub import GGUFFile, ModelError, ModelFiles, gguf_reader, read_json
 from headstart.text.sandbox import MAX_TEXT, bounded_range, chat_environment

@@ -1,7 +1,7 @@
 """Token ids to text while they arrive, one `Detokenizer` a request. Owns what may leave now and what must wait.
 
-Two things wait: bytes of a character that is not yet whole, and the longest end of the text that may still become a stop
-string. Nothing else does, and the pieces joined are the text decoded at once. Knows nothing of requests or HTTP.
+Two things wait: bytes of a character that is not yet whole, and the longest end of the text that may still become a
+stop string. Nothing else does, and the pieces joined are the text decoded at once. Knows nothing of requests or HTTP.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 
 class Detokenizer:
-    """The text of one completion. `push` token ids as they come, then `finish`; after a stop string both give nothing."""
+    """The text of one completion: `push` token ids as they come, then `finish`. After a stop string both give ''."""
 
     __slots__ = (
         "_bytes",

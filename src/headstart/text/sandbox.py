@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_ITERATIONS = 200_000  # numbers that one rendering's range() calls may give out, all together
 MAX_TEXT = 32 * 1024 * 1024  # characters or elements that one operation, or one rendering, may make

@@ -63,7 +63,7 @@ def build_spm_bpe(
 
 
 def add_tokens_by_type(tokenizer: Tokenizer, pieces: Sequence[str], types: Sequence[int]) -> None:
-    """Tell the tokenizer which of its tokens are matched whole in the text: control ones (special), user-defined ones."""
+    """Tell the tokenizer which of its tokens are matched whole: control ones (special), user-defined ones."""
     special = [p for p, kind in zip(pieces, types, strict=True) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
     plain = [p for p, kind in zip(pieces, types, strict=True) if kind == TokenType.USER_DEFINED]
     tokenizer.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in special])

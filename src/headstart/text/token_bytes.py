@@ -105,7 +105,7 @@ def _spm_piece(replace: tuple[tuple[str, str], ...], *, byte_fallback: bool) -> 
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on, in order."""
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for U+0100, U+0101, ... in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     alphabet = {chr(byte): byte for byte in printable}
