@@ -1,0 +1,1 @@
+"""Runs the model: requests and steps in, tokens out. Owns the requests' tokens and block tables on the device side."""

@@ -1,0 +1,142 @@
+"""The worker: a model, its KV pool and its runner, from the configuration to the first real step.
+
+Owns start-up on this machine (threads, dtype, pool size, warm-up) and the settled configuration's summary. Knows neither
+the scheduler nor the processes around it. All torch work runs in inference mode, in whatever thread calls.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headstart.config import Config
+from headstart.core.step import ModelOutput, SchedulerOutput
+from headstart.executor.base import ExecutorInfo, StartupError
+from headstart.hub import ModelFiles, Progress
+from headstart.kv.pool import KVPool
+from headstart.models import load_model
+from headstart.perf.model_spec import ModelSpec
+from headstart.worker.memory import PoolRequest, free_memory, num_blocks
+from headstart.worker.model_runner import ModelRunner
+from headstart.worker.threads import usable_cores
+from headstart.worker.warmup import warmup_steps
+
+_MIN_TOKENS = 2  # a prompt of one token and its answer
+
+
+class Worker:
+    """`start` once, then `execute` step by step. Not thread-safe: one caller at a time."""
+
+    def __init__(self, config: Config, files: ModelFiles, spec: ModelSpec) -> None:
+        self._config = config
+        self._files = files
+        self._spec = spec
+        self._runner: ModelRunner | None = None
+
+    @torch.inference_mode()
+    def start(self, progress: Progress | None = None) -> ExecutorInfo:
+        """Load the weights, make the KV pool, run every shape class once.
+
+        Raises `StartupError` (too little memory, no such device, a context the model does not have) or `ModelError`
+        (damaged or unsupported files). `progress` hears of the stages "load" and "warm-up".
+        """
+        device = _device(self._config.model.device)
+        max_model_len = _context(self._config.model.max_model_len, self._spec)
+        torch.set_num_threads(self._config.model.threads or usable_cores())
+        dtype = settle_dtype(self._config.model.dtype, device, self._spec)
+        decoder = load_model(self._files, self._spec, device=device, dtype=dtype, progress=progress)
+        pool = self._make_pool(device, dtype, max_model_len)
+        self._runner = ModelRunner(decoder, pool, self._spec.vocab_size)
+        self._warm_up(self._runner, pool, max_model_len, progress)
+        return ExecutorInfo(
+            num_blocks=pool.num_blocks,
+            block_size=pool.block_size,
+            max_model_len=max_model_len,
+            vocab_size=self._spec.vocab_size,
+            summary=_summary(self._spec, pool, dtype),
+        )
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> ModelOutput:
+        """Compute one step; steps must come in order."""
+        assert self._runner is not None, "execute before start"
+        return self._runner.execute(step)
+
+    def reset(self) -> None:
+        """Forget all requests, as after `start`."""
+        assert self._runner is not None, "reset before start"
+        self._runner.reset()
+
+    def _make_pool(self, device: torch.device, dtype: torch.dtype, max_model_len: int) -> KVPool:
+        cache = self._config.cache
+        kv_dtype = dtype if cache.kv_cache_dtype == "auto" else _dtype(cache.kv_cache_dtype)
+        request = PoolRequest(
+            bytes_per_block=KVPool.bytes_per_block(self._spec, cache.block_size, kv_dtype),
+            block_size=cache.block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            wanted_bytes=cache.kv_cache_memory,
+            # A context that the caller chose must fit; one that the model happens to have is lowered to the pool.
+            min_tokens=self._config.model.max_model_len or _MIN_TOKENS,
+        )
+        return KVPool(self._spec, num_blocks(request, free_memory(device)), cache.block_size, kv_dtype, device)
+
+    def _warm_up(self, runner: ModelRunner, pool: KVPool, max_model_len: int, progress: Progress | None) -> None:
+        scheduler = self._config.scheduler
+        steps = list(
+            warmup_steps(
+                num_blocks=pool.num_blocks,
+                block_size=pool.block_size,
+                max_model_len=max_model_len,
+                max_chunk=scheduler.max_num_batched_tokens,
+                mixed_chunk=scheduler.mixed_step_tokens,
+                max_num_seqs=scheduler.max_num_seqs,
+            )
+        )
+        for done, step in enumerate(steps):
+            if progress is not None:
+                progress("warm-up", done, len(steps))
+            runner.execute(step)
+        if progress is not None:
+            progress("warm-up", len(steps), len(steps))
+        assert runner.num_requests == 0
+
+
+def settle_dtype(choice: str, device: torch.device, spec: ModelSpec) -> torch.dtype:
+    """The weights' and activations' dtype. `auto`: float32 on a CPU, the checkpoint's own on CUDA."""
+    if choice != "auto":
+        return _dtype(choice)
+    return torch.float32 if device.type == "cpu" else _dtype(spec.torch_dtype)
+
+
+def _dtype(name: str) -> torch.dtype:
+    """A dtype that the model can be held in; checkpoints in any other (float64, 8-bit) are held in bfloat16."""
+    return {"float32": torch.float32, "float16": torch.float16}.get(name, torch.bfloat16)
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise StartupError("device is cuda, but this torch finds no CUDA device: use --device cpu, or install a CUDA build")
+    return torch.device(name)
+
+
+def _context(wanted: int | None, spec: ModelSpec) -> int:
+    if wanted is not None and wanted > spec.max_position_embeddings:
+        raise StartupError(
+            f"max_model_len is {wanted}, but the model's context is {spec.max_position_embeddings} tokens: lower it"
+        )
+    return wanted or spec.max_position_embeddings
+
+
+def _summary(spec: ModelSpec, pool: KVPool, dtype: torch.dtype) -> str:
+    weights = spec.num_parameters * dtype.itemsize
+    pool_bytes = pool.data.numel() * pool.dtype.itemsize
+    kv_dtype = "" if pool.dtype == dtype else f" {_name(pool.dtype)}"
+    return (
+        f"{spec.architecture}, {spec.num_parameters / 1e6:.4g}M parameters on {pool.device}, {_name(dtype)}, "
+        f"{torch.get_num_threads()} threads, weights {weights / 1e6:,.0f} MB, "
+        f"KV pool {pool.num_blocks * pool.block_size:,} tokens ({pool_bytes / 1e6:,.0f} MB{kv_dtype})"
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
