@@ -1,0 +1,1 @@
+"""Events and outputs -> the TTFT ledger and Prometheus metrics."""

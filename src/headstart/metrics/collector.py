@@ -1,0 +1,184 @@
+"""What is measured, under which name: turns `RequestOutput`s, ledgers and HTTP answers into observations.
+
+Owned by the API process' event loop. Knows nothing of HTTP beyond a status, nothing of how requests are served.
+Totals that the engine counts anyway (tokens, preemptions, aborts) come from its statistics when the metrics are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headstart.core.engine_core import CoreStats
+from headstart.core.request import FinishReason
+from headstart.core.step import RequestOutput
+from headstart.metrics.ledger import PARTS, Ledger
+from headstart.metrics.prometheus import Counter, HistogramFamily, Sampled, Samples, exposition
+
+# 1 ms to 60 s; each bound at most 2.5 times the one before.
+SECONDS: tuple[float, ...] = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75),
+    *(1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0),
+)
+# A part of the ledger is often far below a millisecond.
+PART_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, *SECONDS)
+TOKENS = tuple(float(2**power) for power in range(18))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """The engine as the metrics see it: whether it serves, and its last known statistics (None before it is ready)."""
+
+    up: bool
+    stats: CoreStats | None
+
+
+class Collector:
+    """Every metric of the server. `engine` is asked when the metrics are read."""
+
+    def __init__(self, engine: Callable[[], EngineView], *, version: str, model: str) -> None:
+        self._engine = engine
+        self.ttft = HistogramFamily(
+            "headstart_time_to_first_token_seconds", "First byte of the request to the first text written.", SECONDS
+        )
+        self.parts = HistogramFamily(
+            "headstart_ttft_part_seconds",
+            "Parts of the time to first token; they sum to it.",
+            PART_SECONDS,
+            "part",
+            PARTS,
+        )
+        self.itl = HistogramFamily(
+            "headstart_inter_token_latency_seconds", "Gap between consecutive tokens of a request.", SECONDS
+        )
+        self.tpot = HistogramFamily(
+            "headstart_request_time_per_output_token_seconds", "Mean gap after the first token, one a request.", SECONDS
+        )
+        self.e2e = HistogramFamily(
+            "headstart_e2e_request_latency_seconds", "First byte of the request to its last token.", SECONDS
+        )
+        self.queue = HistogramFamily(
+            "headstart_request_queue_time_seconds", "Submission to the request's first chunk of prefill.", SECONDS
+        )
+        self.prompt_tokens = HistogramFamily("headstart_request_prompt_tokens", "Prompt lengths.", TOKENS)
+        self.generation_tokens = HistogramFamily("headstart_request_generation_tokens", "Answer lengths.", TOKENS)
+        self._finished = Counter("headstart_requests_finished_total", "Requests by how they ended.", ("finish_reason",))
+        self._responses = Counter("headstart_http_responses_total", "HTTP answers.", ("route", "status"))
+        self._build: dict[str, str] = {"version": version, "model": model}
+        # One lookup less for each token.
+        self._itl_observe = self.itl.child().observe
+
+    def track(self, received: float, num_prompt_tokens: int) -> RequestTrack:
+        """Begin to follow one engine request that the server received at `received` (monotonic seconds)."""
+        self.prompt_tokens.child().observe(num_prompt_tokens)
+        return RequestTrack(self, received)
+
+    def first_token(self, ledger: Ledger) -> None:
+        """A complete ledger: its request's first text was just written."""
+        self.ttft.child().observe(sum(seconds for _, seconds in ledger))
+        for part, seconds in ledger:
+            self.parts.child(part).observe(seconds)
+
+    def response(self, route: str, status: int) -> None:
+        self._responses.add(1, route, str(status))
+
+    def finished(self, reason: str) -> None:
+        self._finished.add(1, reason)
+
+    def note_gap(self, seconds: float, num_tokens: int) -> None:
+        self._itl_observe(seconds / num_tokens, num_tokens)
+
+    def exposition(self) -> bytes:
+        view = self._engine()
+        histograms = (
+            *(self.ttft, self.parts, self.itl, self.tpot, self.e2e, self.queue),
+            *(self.prompt_tokens, self.generation_tokens),
+        )
+        return exposition((*histograms, self._finished, self._responses, *self._engine_metrics(view)))
+
+    def _engine_metrics(self, view: EngineView) -> tuple[Sampled, ...]:
+        build = Sampled(
+            "headstart_build_info",
+            "Constant 1; the labels say what is served.",
+            lambda: [(tuple(self._build.values()), 1)],
+            kind="gauge",
+            labels=tuple(self._build),
+        )
+        up = _gauge("headstart_engine_up", "1 while the engine is ready.", float(view.up))
+        stats = view.stats
+        return (build, up) if stats is None else (build, up, *_stats_metrics(stats))
+
+
+class RequestTrack:
+    """Follows one engine request from its outputs. Call `close` once, whatever became of it."""
+
+    __slots__ = ("_closed", "_collector", "_first", "_last", "_num_tokens", "_received")
+
+    def __init__(self, collector: Collector, received: float) -> None:
+        self._collector = collector
+        self._received = received
+        self._first = self._last = 0.0
+        self._num_tokens = 0
+        self._closed = False
+
+    def observe(self, output: RequestOutput) -> None:
+        new = output.num_output_tokens - self._num_tokens
+        if self._last and new > 0:
+            self._collector.note_gap(output.time - self._last, new)
+        if new > 0:
+            self._first = self._first or output.time
+            self._last = output.time
+            self._num_tokens = output.num_output_tokens
+        if output.ledger:
+            queue = sum(seconds for part, seconds in output.ledger if part in ("admit", "queue"))
+            self._collector.queue.child().observe(queue)
+        if output.finish_reason is not None:
+            self._finish(output.finish_reason.value, output.time)
+
+    def close(self, reason: str = FinishReason.ABORT.value) -> None:
+        """The server stopped listening: for `reason`, unless the engine had finished the request before."""
+        self._finish(reason, self._last)
+
+    def _finish(self, reason: str, time: float) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        collector = self._collector
+        collector.finished(reason)
+        if self._num_tokens and reason in (FinishReason.STOP.value, FinishReason.LENGTH.value):
+            collector.e2e.child().observe(time - self._received)
+            collector.generation_tokens.child().observe(self._num_tokens)
+            if self._num_tokens > 1:
+                collector.tpot.child().observe((self._last - self._first) / (self._num_tokens - 1))
+
+
+def _gauge(name: str, text: str, value: float) -> Sampled:
+    samples: Samples = [((), value)]
+    return Sampled(name, text, lambda: samples, kind="gauge")
+
+
+def _total(name: str, text: str, value: float) -> Sampled:
+    samples: Samples = [((), value)]
+    return Sampled(name, text, lambda: samples, kind="counter")
+
+
+def _stats_metrics(stats: CoreStats) -> tuple[Sampled, ...]:
+    tokens: Samples = [
+        (("prompt_computed",), stats.prompt_tokens_computed),
+        (("prompt_cached",), stats.prompt_tokens_cached),
+        (("generated",), stats.generated_tokens),
+    ]
+    used = (stats.num_blocks - stats.num_free_blocks) / stats.num_blocks
+    return (
+        Sampled("headstart_tokens_total", "Tokens by kind.", lambda: tokens, kind="counter", labels=("kind",)),
+        _gauge("headstart_num_requests_running", "Requests that hold KV blocks.", stats.num_running),
+        _gauge("headstart_num_requests_waiting", "Requests in the queue.", stats.num_waiting),
+        _gauge("headstart_kv_cache_usage_ratio", "Share of the KV blocks that requests hold.", used),
+        _gauge("headstart_kv_blocks", "Blocks of the KV pool.", stats.num_blocks),
+        _gauge("headstart_prefix_cache_blocks", "Blocks that the prefix cache can match.", stats.num_cached_blocks),
+        _total("headstart_engine_steps_total", "Steps computed.", stats.steps),
+        _total(
+            "headstart_preemptions_total", "Requests that lost their blocks to another for a while.", stats.preemptions
+        ),
+        _total("headstart_aborts_total", "Requests that ended because their client left.", stats.aborts),
+    )

@@ -1,0 +1,255 @@
+"""The life of a generating request in the API process, the same for chat and plain completions.
+
+Body, parse and render, tokenize, submit; then the headers are held until there is text, so that they carry the ledger
+and so that what fails before the first token is an HTTP status; then chunks, or one whole answer. A client that leaves
+ends all of it at once, in whatever state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+import headstart
+from headstart.core.request import EngineRequest
+from headstart.engine import EngineDeadError, QueueFullError, RequestRefused
+from headstart.metrics.ledger import Ledger
+from headstart.server import sse
+from headstart.server.choice import Choice, Delta, run_choice
+from headstart.server.errors import ApiError, engine_dead, internal_error, queue_full, shutting_down
+from headstart.server.formats import Api, Head, Whole, usage
+from headstart.server.http import (
+    ClientGoneError,
+    WatchClient,
+    read_json_body,
+    received_at,
+    send_error,
+)
+from headstart.server.merge import merge
+from headstart.server.params import Generation, nth_seed
+from headstart.server.services import Services
+from headstart.server.timing import Stamps, server_timing
+from headstart.text import Detokenizer
+
+logger = logging.getLogger("headstart.server")
+_FAREWELL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A submitted request: what was asked, when, and the choices that answer it."""
+
+    asked: Generation
+    head: Head
+    stamps: Stamps
+    choices: tuple[Choice, ...]
+    num_prompt_tokens: int
+
+    def usage(self, ledger: Ledger | None) -> dict[str, Any]:
+        generated = sum(choice.num_output_tokens for choice in self.choices)
+        # The first choice of each prompt: the others find what it has just computed.
+        cached = sum(choice.num_cached_tokens for choice in self.choices[:: self.asked.n])
+        return usage(self.num_prompt_tokens, generated, cached, ledger)
+
+
+class GenerationEndpoint:
+    """ASGI application of one generating route."""
+
+    def __init__(self, services: Services, api: Api) -> None:
+        self._services = services
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = _Reply(send)
+        try:
+            received = received_at(scope)
+            body = await read_json_body(scope, receive, self._services.config.server.max_body_bytes)
+            async with WatchClient(receive):
+                await self._answer(body, received, reply)
+        except ClientGoneError:
+            return
+        except asyncio.CancelledError:  # the server's grace is over
+            await reply.fail(shutting_down(), receive)
+            raise
+        except Exception as error:
+            await reply.fail(_as_api_error(error), receive)
+
+    async def _answer(self, body: bytearray, received: float, reply: _Reply) -> None:
+        job = await self._submit(body, received)
+        if job.asked.stream:
+            await self._stream(job, reply)
+        else:
+            await self._whole(job, reply)
+
+    async def _submit(self, body: bytearray, received: float) -> Job:
+        """Everything before the engine. Raises `ApiError`."""
+        services, api = self._services, self._api
+        limits = services.limits()
+        model, asked = api.parse(body, limits)
+        services.check_model(model)
+        parsed = time.monotonic()
+        prompts = await self._tokenize(asked, limits.max_model_len)
+        for ids in prompts:
+            services.check_length(ids, asked.sampling.max_tokens, api.prompt_field)
+        submitted = time.monotonic()
+        stamps = Stamps(received, parsed, submitted)
+        answer_id = api.id_prefix + uuid.uuid4().hex
+        head = Head(answer_id, int(time.time()), services.model_name, f"headstart-{headstart.__version__}")
+        choices = tuple(
+            self._choice(index, ids, asked, head.id, stamps)
+            for index, ids in enumerate(ids for ids in prompts for _ in range(asked.n))
+        )
+        return Job(asked, head, stamps, choices, sum(map(len, prompts)))
+
+    async def _tokenize(self, asked: Generation, max_model_len: int) -> list[tuple[int, ...]]:
+        prompts: list[tuple[int, ...]] = []
+        for prompt in asked.prompts:
+            if not isinstance(prompt, str):
+                prompts.append(prompt)
+                continue
+            try:
+                ids = await self._services.tokenize(
+                    prompt, asked.add_special_tokens, max_model_len, self._api.prompt_field
+                )
+            except ValueError as error:
+                raise ApiError(400, f"{self._api.prompt_field}: {error}", param=self._api.prompt_field) from None
+            prompts.append(ids)
+        return prompts
+
+    def _choice(self, index: int, ids: tuple[int, ...], asked: Generation, answer_id: str, stamps: Stamps) -> Choice:
+        room = self._services.engine.info.max_model_len - len(ids)
+        params = replace(
+            asked.sampling,
+            max_tokens=min(asked.sampling.max_tokens, room),
+            seed=nth_seed(asked.sampling.seed, index % asked.n),
+        )
+        request = EngineRequest(
+            request_id=f"{answer_id}-{index}",
+            prompt_token_ids=ids,
+            params=params,
+            arrival_time=stamps.received,
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
+            submit_time=stamps.submitted,
+        )
+        return Choice(index, request, self._echo(asked, index, ids), asked, self._services.tokenizer)
+
+    def _echo(self, asked: Generation, index: int, ids: tuple[int, ...]) -> str:
+        """The prompt as text. Of ids that end inside a character, that character comes with the answer."""
+        if not asked.echo:
+            return ""
+        prompt = asked.prompts[index // asked.n]
+        if isinstance(prompt, str):
+            return prompt
+        return Detokenizer(self._services.tokenizer, (), (), asked.skip_special_tokens).push(ids)
+
+    def _deltas(self, job: Job) -> AsyncGenerator[Delta, None]:
+        """All choices at once; of several with one prompt, the first goes ahead and leaves it in the prefix cache."""
+        services = self._services
+        info = services.engine.info
+        sources = []
+        leader_begun = asyncio.Event()
+        for choice in job.choices:
+            track = services.collector.track(job.stamps.received, len(choice.request.prompt_token_ids))
+            begun, after = asyncio.Event(), None
+            if choice.index % job.asked.n == 0:
+                leader_begun = begun
+            elif info.prefix_cache and len(choice.request.prompt_token_ids) > info.block_size:
+                after = leader_begun
+            sources.append(run_choice(services.engine, choice, track, after=after, begun=begun))
+        return merge(sources)
+
+    async def _stream(self, job: Job, reply: _Reply) -> None:
+        encoder = self._api.encoder(job.head, job.asked)
+        ledger: Ledger | None = None
+        left = len(job.choices)
+        last = b""
+        async with aclosing(self._deltas(job)) as deltas:
+            async for delta in deltas:
+                event = encoder.chunk(delta)
+                left -= delta.finish_reason is not None
+                if ledger is None:
+                    ledger = self._first_text(job, delta)
+                    await reply.start(sse.HEADERS, ledger)
+                if left:
+                    await reply.write(event)
+                else:
+                    last = event
+        if job.asked.include_usage:
+            last += encoder.usage(job.usage(ledger))
+        await reply.write(last + sse.DONE, more=False)
+
+    async def _whole(self, job: Job, reply: _Reply) -> None:
+        ledger: Ledger | None = None
+        wholes = [Whole(choice.index) for choice in job.choices]
+        async with aclosing(self._deltas(job)) as deltas:
+            async for delta in deltas:
+                ledger = ledger or self._first_text(job, delta)
+                wholes[delta.index].add(delta)
+        answer = {
+            **job.head.fields(self._api.object()),
+            "choices": [self._api.choice(whole, job.asked) for whole in wholes],
+            "usage": job.usage(ledger),
+        }
+        body = msgspec.json.encode(answer)
+        headers = ((b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()))
+        await reply.start(headers, ledger)
+        await reply.write(body, more=False)
+
+    def _first_text(self, job: Job, delta: Delta) -> Ledger:
+        ledger = job.stamps.ledger(delta.source, time.monotonic())
+        self._services.collector.first_token(ledger)
+        return ledger
+
+
+class _Reply:
+    """The response as far as it has got: what can still fail with a status, and what only with an error event."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._started = False
+        self._ended = False
+
+    async def start(self, headers: tuple[tuple[bytes, bytes], ...], ledger: Ledger | None) -> None:
+        timing = () if ledger is None else ((b"server-timing", server_timing(ledger)),)
+        self._started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": (*headers, *timing)})
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        self._ended = not more
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def fail(self, error: ApiError, receive: Receive) -> None:
+        if self._ended:
+            return
+        try:
+            async with asyncio.timeout(_FAREWELL_SECONDS if self._started else None):
+                if self._started:
+                    await self.write(sse.error_event(error), more=False)
+                else:
+                    await send_error(self._send, error, receive=receive if error.status == 413 else None)
+        except TimeoutError:
+            logger.debug("a client that does not read missed its error")
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case QueueFullError():
+            return queue_full(error.num_waiting, error.limit)
+        case EngineDeadError():
+            return engine_dead()
+        case RequestRefused():
+            return ApiError(400, str(error), code="request_refused")
+    logger.error("request failed", exc_info=error)
+    return internal_error()

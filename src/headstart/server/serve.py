@@ -1,0 +1,132 @@
+"""Uvicorn around the application: the listening socket, the stamp at a request's first byte, and a graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headstart.config import ServerConfig
+from headstart.server.http import RECEIVED
+
+GRACE_SECONDS = 20
+_FAREWELL_SECONDS = 2.0
+_BACKLOG = 2048
+
+
+class AddressError(OSError):
+    """The address cannot be listened on. One line, says what to do."""
+
+
+class StampedProtocol(HttpToolsProtocol):
+    """Notes when the first byte of each request was seen: the ledger's `receive` starts there, not at the handler."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[RECEIVED] = time.monotonic()  # type: ignore[literal-required]
+
+
+class GracefulServer(uvicorn.Server):
+    """Calls `on_listening` when it accepts connections. A signal ends `serve` and nothing else: what else the process
+    owns (the engine) is its owner's to end, so the signal is not raised again, as uvicorn does."""
+
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None] | None) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._on_listening is not None:
+            self._on_listening()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.server_state.tasks:  # cancelled: they still tell their clients
+            await asyncio.wait(self.server_state.tasks, timeout=_FAREWELL_SECONDS)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """A bound, listening socket (port 0: a free one). Raises `AddressError`, before anything heavy was started."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server((str(address[0]), int(address[1])), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise AddressError(
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; "
+            "choose another --port or --host"
+        ) from None
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_server(
+    app: ASGIApp,
+    *,
+    on_listening: Callable[[], None] | None = None,
+    log_level: str = "warning",
+    grace_seconds: int = GRACE_SECONDS,
+) -> GracefulServer:
+    """A server for `app`; `should_exit = True` ends it as SIGTERM does."""
+    config = uvicorn.Config(
+        app,
+        http=StampedProtocol,
+        loop="uvloop",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=log_level,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=grace_seconds,
+    )
+    return GracefulServer(config, on_listening)
+
+
+async def serve(
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    on_listening: Callable[[str], None] | None = None,
+    log_level: str = "warning",
+    grace_seconds: int = GRACE_SECONDS,
+) -> None:
+    """Serve on `listener` until SIGTERM or SIGINT, which are handled while this runs.
+
+    Then: no new connections; requests in flight may finish for `grace_seconds`, after which they end with an error
+    (503, or an error event). `on_listening` gets the URL. The caller owns the engine and shuts it down afterwards. Runs
+    on the caller's event loop, which should be uvloop's.
+    """
+    url = url_of(listener)
+    server = make_server(
+        app,
+        on_listening=None if on_listening is None else lambda: on_listening(url),
+        log_level=log_level,
+        grace_seconds=grace_seconds,
+    )
+    await server.serve(sockets=[listener])

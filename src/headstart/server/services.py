@@ -1,0 +1,107 @@
+"""What the endpoints share: the engine, the text side and the settings of one served model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import headstart
+from headstart.config import Config
+from headstart.engine import AsyncEngine, EngineState
+from headstart.metrics.collector import Collector, EngineView
+from headstart.server.errors import ApiError, engine_dead, engine_starting, unknown_model
+from headstart.server.messages import ChatPrompts
+from headstart.server.params import Limits
+from headstart.text import ChatTemplate, Tokenizer
+
+# Shorter texts are tokenized on the event loop: that takes less time than the way to a thread and back.
+INLINE_CHARACTERS = 400
+# A text is tried by its beginning when it is far longer than any that could fit: characters for each token of context.
+_PROBE_CHARACTERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """One served model. `pool` tokenizes; the event loop is never held up by a long prompt."""
+
+    config: Config
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    prompts: ChatPrompts
+    collector: Collector
+    pool: ThreadPoolExecutor
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model_name(self) -> str:
+        return served_name(self.config)
+
+    def limits(self) -> Limits:
+        """Raises `ApiError` 503 while there is no engine to serve."""
+        state = self.engine.state
+        if state is EngineState.DEAD:
+            raise engine_dead()
+        if state is EngineState.STARTING:
+            raise engine_starting()
+        info = self.engine.info
+        return Limits.of(
+            self.config.server,
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            eos=self.tokenizer.eos_token_ids,
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """A request that names no model means the one there is. Raises `ApiError` 404."""
+        if name is not None and name != self.model_name:
+            raise unknown_model(name, self.model_name)
+
+    async def tokenize(self, text: str, add_special_tokens: bool, max_model_len: int, param: str) -> tuple[int, ...]:
+        """Raises `ApiError` 400 for text that cannot fit, without tokenizing all of it when it is far too long."""
+        if len(text) <= INLINE_CHARACTERS:
+            return tuple(self.tokenizer.encode(text, add_special_tokens))
+        loop = asyncio.get_running_loop()
+        probe = max(INLINE_CHARACTERS, _PROBE_CHARACTERS * max_model_len)
+        if len(text) > 2 * probe:
+            count = len(await loop.run_in_executor(self.pool, self.tokenizer.encode, text[:probe], False))
+            if count > max_model_len + max_model_len // 4:
+                raise self.too_long(f"more than {count}", param)
+        return tuple(await loop.run_in_executor(self.pool, self.tokenizer.encode, text, add_special_tokens))
+
+    def check_length(self, ids: Sequence[int], max_tokens: int, param: str) -> None:
+        """Raises `ApiError` 400 unless the prompt and one more token fit the context, which the KV pool holds."""
+        if not ids:
+            raise ApiError(400, f"{param} has no tokens; give at least one", param=param)
+        if len(ids) + min(max_tokens, 1) > self.engine.info.max_model_len:
+            raise self.too_long(str(len(ids)), param)
+
+    def too_long(self, count: str, param: str) -> ApiError:
+        info = self.engine.info
+        return ApiError(
+            400,
+            f"the prompt has {count} tokens, but the context holds {info.max_model_len} with the answer "
+            f"(KV pool: {info.num_kv_tokens} tokens); shorten the {param}",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def served_name(config: Config) -> str:
+    return config.model.served_model_name or config.model.model
+
+
+def make_services(config: Config, engine: AsyncEngine, tokenizer: Tokenizer, template: ChatTemplate) -> Services:
+    def view() -> EngineView:
+        return EngineView(engine.state is EngineState.READY, engine.stats())
+
+    return Services(
+        config=config,
+        engine=engine,
+        tokenizer=tokenizer,
+        prompts=ChatPrompts(template),
+        collector=Collector(view, version=headstart.__version__, model=served_name(config)),
+        pool=ThreadPoolExecutor(max_workers=2, thread_name_prefix="headstart-tokenize"),
+    )
