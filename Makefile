@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help env demo test coverage lint format types imports docs clean
+.PHONY: help env demo test coverage lint format types imports reference docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -58,6 +58,9 @@ types: env ## Check the types
 
 imports: env ## Check that imports run downward only
 	@$(BIN)/lint-imports
+
+reference: env ## Write the command-line reference from the commands
+	@$(BIN)/python tools/cli_reference.py
 
 docs: $(VENV)/.stamp-docs ## Build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -22,7 +22,8 @@ Kind = Literal["text", "integer", "number", "bytes", "switch", "choice", "list"]
 
 ENV_PREFIX = "HEADSTART_"
 API_KEY_FILE = "api_key_file"  # beside the fields of `Config`: a file whose lines are added to `api_keys`
-CONFIG_FILE = "config"  # names the TOML file itself; from a flag or the environment only
+CONFIG_VARIABLE = "HEADSTART_CONFIG"  # names the TOML file itself
+_OTHER_VARIABLES = {CONFIG_VARIABLE, "HEADSTART_CACHE"}  # the latter is read by `headstart.hub`
 
 HELP = {
     "model": "Folder, .gguf file, hub id or built-in alias.",
@@ -38,6 +39,7 @@ HELP = {
     "policy": "Who goes first: srpf (shortest remaining uncached prefill, with ageing) or fcfs (arrival).",
     "max_num_batched_tokens": "Budget of a step without decodes, in token equivalents.",
     "mixed_step_tokens": "Budget of a step that also decodes: lower means smaller gaps in running streams.",
+    "attention_horizon": "Context whose attention costs as much as a token's other work. [default: the model's]",
     "max_num_seqs": "Requests that hold KV blocks at once.",
     "max_num_waiting": "Queued requests; more are refused with status 429.",
     "aging_ms": "srpf: nobody who arrives this much later goes first.",
@@ -56,7 +58,6 @@ HELP = {
     "log_level": "How much the server logs.",
 }
 _BYTES = {"kv_cache_memory", "max_body_bytes"}
-_DERIVED = {"attention_horizon"}  # a fact of the model: the launcher fills it in
 _FLAGS = {"api_keys": "--api-key", "cors_origins": "--cors-origin"}  # repeated, hence named in the singular
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base ** (power + 1)
@@ -116,8 +117,6 @@ def _describe() -> tuple[Setting, ...]:
         values = getattr(defaults, section.name)
         hints = get_type_hints(type(values))
         for item in fields(values):
-            if item.name in _DERIVED:
-                continue
             kind, choices = _kind(item.name, hints[item.name])
             found.append(Setting(section.name, item.name, kind, getattr(values, item.name), choices))
             if item.name == "api_keys":
@@ -243,13 +242,14 @@ def _whereabouts(key: str, section: str, known: Iterable[str]) -> str:
 def read_env(env: Mapping[str, str]) -> dict[str, Any]:
     """The settings among environment variables by field name. Raises `ConfigError` naming the variable."""
     known = {setting.env: setting for setting in SETTINGS}
-    own = ENV_PREFIX + CONFIG_FILE.upper()
     values = {}
     for variable, text in env.items():
-        if not variable.startswith(ENV_PREFIX) or variable == own:
+        if not variable.startswith(ENV_PREFIX) or variable in _OTHER_VARIABLES:
             continue
         if variable not in known:
-            raise ConfigError(f"unknown environment variable {variable}; {did_you_mean(variable, [*known, own])}")
+            raise ConfigError(
+                f"unknown environment variable {variable}; {did_you_mean(variable, {*known, *_OTHER_VARIABLES})}"
+            )
         try:
             values[known[variable].name] = parse_text(known[variable], text)
         except ConfigError as error:
@@ -275,8 +275,8 @@ def settle(flags: Mapping[str, Any], env: Mapping[str, str], file: Path | None =
     `flags`: values by field name, without the flags that were not given. `file`: a TOML file; else the one that
     `HEADSTART_CONFIG` names. Raises `ConfigError` for anything unknown, unreadable, out of range or without effect.
     """
-    if file is None and env.get(ENV_PREFIX + CONFIG_FILE.upper()):
-        file = Path(env[ENV_PREFIX + CONFIG_FILE.upper()])
+    if file is None and env.get(CONFIG_VARIABLE):
+        file = Path(env[CONFIG_VARIABLE])
     given = (read_file(file) if file is not None else {}) | read_env(env) | dict(flags)
     key_file = given.pop(API_KEY_FILE, None)
     if key_file is not None:

@@ -41,7 +41,7 @@ class SectionedCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {title: [] for title in _TITLES.values()}
         others: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
                 section = param.section if isinstance(param, SettingOption) else ""
                 groups.get(_TITLES.get(section, ""), others).append(record)
@@ -60,7 +60,7 @@ def _type(setting: Setting) -> click.ParamType[Any] | type:
 
 def _default_text(setting: Setting) -> str:
     """How the default reads in the help; empty where the help text tells it itself."""
-    if setting.default in (None, ()):
+    if setting.default in (None, (), float("inf")):
         return ""
     if setting.kind == "switch":
         return f"  [default: {'on' if setting.default else 'off'}]"

@@ -31,6 +31,10 @@ class TerminalProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Nothing is drawn any more. Safe to call twice."""
         self._bars.stop()
 
     def __call__(self, stage: str, done: int, total: int | None, /) -> None:

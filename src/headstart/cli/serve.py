@@ -1,0 +1,125 @@
+"""`headstart serve`: composes the API process, from a configuration to a server that runs until it is told to stop.
+
+Owns the order of starting (address, model files, engine, ready) and of stopping (requests, engine), and what is said
+about it. The engine's composition is `headstart.launch`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+
+from headstart import launch, server
+from headstart.cli.errors import CommandError, one_line_errors
+from headstart.cli.options import SectionedCommand, given, setting_options
+from headstart.cli.progress import TerminalProgress
+from headstart.config import Config
+from headstart.engine import AsyncEngine
+from headstart.hub import ModelFiles, resolve
+from headstart.perf.model_spec import ModelSpec, read_model_spec
+from headstart.settings import settle
+from headstart.text import ChatTemplate, Tokenizer
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@click.command(cls=SectionedCommand)
+@click.argument("model", required=False)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="TOML file with [model] [cache] [scheduler] [server] sections.",
+)
+@setting_options(without=frozenset({"model"}))
+def serve(model: str | None, config_file: Path | None, **flags: Any) -> None:
+    """Serve MODEL (a folder, a .gguf file, a hub id or a built-in alias; default: smollm2-135m) over HTTP.
+
+    Every setting can also come from the environment (HEADSTART_MAX_NUM_SEQS for --max-num-seqs) or from the TOML file;
+    a flag wins over the environment, the environment over the file.
+    """
+    started = time.perf_counter()
+    with one_line_errors():
+        config = settle(given({"model": model, **flags}), os.environ, config_file)
+        logging.basicConfig(level=config.server.log_level.upper(), format=_LOG_FORMAT)
+        try:
+            listener = server.listen(config.server)
+        except server.AddressError as error:
+            raise CommandError(str(error)) from error
+        with listener, TerminalProgress() as progress:
+            files = resolve(config.model.model, progress=progress)
+            spec = read_model_spec(files)
+            tokenizer = Tokenizer.load(files)
+            template = ChatTemplate.load(files, tokenizer)
+            uvloop.run(_Serving(config, listener, progress, started).run(files, spec, tokenizer, template))
+
+
+class _Serving:
+    """One run of the server on an event loop."""
+
+    def __init__(self, config: Config, listener: socket.socket, progress: TerminalProgress, started: float) -> None:
+        self._config = config
+        self._listener = listener
+        self._progress = progress
+        self._started = started
+
+    async def run(self, files: ModelFiles, spec: ModelSpec, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        """Until SIGINT or SIGTERM. Raises `StartupError` when the engine cannot start; answers 503 while it starts."""
+        engine = launch.launch_engine(self._config, files, spec, progress=self._progress)
+        app = server.create_app(engine, tokenizer, template, self._config)
+        try:
+            with _calm_signals():
+                serving = asyncio.create_task(server.serve(app, self._listener))
+                starting = asyncio.create_task(engine.wait_ready())
+                await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
+                if starting.done():
+                    starting.result()
+                    self._announce(engine)
+                starting.cancel()
+                await serving
+        finally:
+            await engine.shutdown()
+
+    def _announce(self, engine: AsyncEngine) -> None:
+        self._progress.stop()
+        if self._config.server.log_level in ("debug", "info"):
+            click.echo(settled_line(self._config, engine), err=True)
+            seconds = time.perf_counter() - self._started
+            click.secho(f"ready after {seconds:.1f} s: {server.url_of(self._listener)}", fg="green", err=True)
+
+
+def settled_line(config: Config, engine: AsyncEngine) -> str:
+    """The configuration that came out of flags, model and memory, in one line."""
+    info, scheduler = engine.info, config.scheduler
+    return " · ".join(
+        (
+            f"{config.model.served_model_name or config.model.model}: {info.summary}",
+            f"context {info.max_model_len:,}, blocks of {info.block_size}",
+            f"prefix cache {'on' if info.prefix_cache else 'off'}",
+            f"{scheduler.policy}, up to {scheduler.max_num_seqs} requests",
+            f"steps of {scheduler.max_num_batched_tokens}, beside decodes {scheduler.mixed_step_tokens}, "
+            f"depth {scheduler.pipeline_depth}",
+        )
+    )
+
+
+@contextlib.contextmanager
+def _calm_signals() -> Iterator[None]:
+    """The HTTP server stops at SIGINT or SIGTERM and then raises it again; by then nothing is left to interrupt."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
