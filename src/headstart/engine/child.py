@@ -36,13 +36,11 @@ Clock = Callable[[], float]
 
 
 class StartMessage(msgspec.Struct, frozen=True):
-    """The first bytes over the lifeline. `payload` is for `build`. `die_with_thread`: the kernel may tie this process
-    to the thread that started it, because that is its parent's main thread."""
+    """The first bytes over the lifeline. `payload` is for `build`."""
 
     address: str
     socket_directory: str
     payload: bytes
-    die_with_thread: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +144,7 @@ def run_child(lifeline_fd: int, build: Build, clock: Clock = time.monotonic) -> 
         start = lifeline.read_start()
     except EOFError:
         return 0
-    if start.die_with_thread:
-        _set_parent_death_signal()
+    _be_woken_by_parents_death()
     lifeline.watch(start.socket_directory)
     channel = Channel(engine_codec(), start.address, bind=False)
     last_words = _serve(channel, build, start.payload, clock)
@@ -185,7 +182,10 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _set_parent_death_signal() -> None:
-    """Have the kernel kill this process when its parent dies, even while it is stopped. Linux; others: the lifeline."""
+def _be_woken_by_parents_death() -> None:
+    """A stopped process cannot see its lifeline end, so the kernel continues it then (Linux).
+
+    Not killed: the last one alive tidies up. The kernel means the parent's *thread*, but an early CONT does no harm.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,7 +40,6 @@ class EngineProcess:
             address=self.address,
             socket_directory=self._directory.path,
             payload=payload,
-            die_with_thread=threading.current_thread() is threading.main_thread(),
         )
         with contextlib.suppress(OSError):  # it is dead already: whoever waits on the lifeline sees its end
             self._lifeline.sendall(frame_start(message))
