@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -85,20 +85,20 @@ class _Connection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._done: asyncio.Future[None] | None = None
         self._headers: dict[str, str] = {}
+        self._in_body = False
         self._now = 0.0
         self.got_bytes = False
         self.reusable = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class, so no isinstance
 
     async def exchange(self, request: bytes, sink: Sink) -> None:
         """Send `request`; returns when the response is complete. Raises `TransferError`."""
         assert self._transport is not None
         assert self._done is None
         self._parser = httptools.HttpResponseParser(self)
-        self._sink, self._headers, self.got_bytes = sink, {}, False
+        self._sink, self._headers, self._in_body, self.got_bytes = sink, {}, False, False
         done = self._done = asyncio.get_running_loop().create_future()
         if self._transport.is_closing():
             self.connection_lost(None)
@@ -131,7 +131,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
         framed = "content-length" in self._headers or "chunked" in self._headers.get("transfer-encoding", "")
-        if self._headers and not framed:  # such an answer ends with its connection
+        if self._in_body and not framed:  # such an answer ends with its connection
             self._finish()
         else:
             self._fail(TransferError(f"the server closed the connection{f': {exc}' if exc else ''}"))
@@ -153,6 +153,7 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None
+        self._in_body = True
         if self._sink is not None:
             self._sink.on_head(self._parser.get_status_code(), self._headers, self._now)
 
@@ -163,7 +164,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         assert self._parser is not None
         if self._parser.get_status_code() < 200:
-            self._headers = {}
+            self._headers, self._in_body = {}, False
             return
         self.reusable = self.reusable and self._parser.should_keep_alive()
         self._finish()

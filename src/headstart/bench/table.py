@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -47,15 +48,17 @@ def number(value: float | None) -> str:
     return f"{value:.2f}" if size < 10 else f"{value:.1f}" if size < 100 else f"{value:,.0f}"
 
 
-def _quantiles(quantiles: Quantiles | None) -> str:
-    return "-" if quantiles is None else " / ".join(number(v) for v in (quantiles.p50, quantiles.p90, quantiles.p99))
-
-
-def _table(title: str, columns: Iterable[str], several: bool, *, lead: str = "group") -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
-    if several:
-        table.add_column("")
-    table.add_column(lead, no_wrap=True)
+def _table(title: str, columns: Iterable[str], several: bool, *, lead: Iterable[str] = ("group",)) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for name in ["", *lead] if several else lead:
+        table.add_column(name, no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
@@ -66,18 +69,24 @@ def _name(summary: GroupSummary, several: bool) -> list[str]:
 
 
 def _latencies(groups: Iterable[GroupSummary], several: bool) -> Table:
-    table = _table("Latency, ms (p50 / p90 / p99)", ("TTFT", "TPOT", "largest gap", "E2E"), several)
+    table = _table("Latency, ms", ("p50", "p90", "p99"), several, lead=("group", ""))
     for summary in groups:
-        cells = (_quantiles(q) for q in (summary.ttft, summary.tpot, summary.max_gap, summary.e2e))
-        table.add_row(*_name(summary, several), *cells)
+        name = _name(summary, several)
+        times: dict[str, Quantiles | None] = {
+            "TTFT": summary.ttft, "TPOT": summary.tpot, "largest gap": summary.max_gap, "E2E": summary.e2e
+        }  # fmt: skip
+        for label, quantiles in times.items():
+            if quantiles is not None:
+                table.add_row(*name, label, *(number(v) for v in (quantiles.p50, quantiles.p90, quantiles.p99)))
+                name = [""] * len(name)
     return table
 
 
 def _rates(groups: Iterable[GroupSummary], several: bool) -> Table:
     groups = list(groups)
     with_slo = any(summary.goodput is not None for summary in groups)
-    columns = ["ok", "errors", "hit rate", "prompt tok/s", "output tok/s", "requests/s"]
-    table = _table("Requests", columns + (["goodput/s", "SLO met"] if with_slo else []), several)
+    columns = ["ok", "errors", "hit rate", "tok/s in", "tok/s out", "req/s"]
+    table = _table("Requests", columns + (["good/s", "SLO met"] if with_slo else []), several)
     for summary in groups:
         cells = [
             f"{summary.ok + summary.stopped}/{summary.requests}",
@@ -111,14 +120,14 @@ def _ledger_parts(groups: Iterable[GroupSummary], several: bool) -> Table:
 def _figures(report: Report) -> Table:
     names = dict.fromkeys(name for figures in report.figures.values() for name in figures)
     targets = [target.name for target in report.targets]
-    table = _table(f"Figures of {report.workload}", targets if len(targets) > 1 else ("",), False, lead="")
+    table = _table(f"Figures of {report.workload}", targets if len(targets) > 1 else ("",), False, lead=("",))
     for name in names:
         table.add_row(name.replace("_", " "), *(number(report.figures[target].get(name)) for target in targets))
     return table
 
 
 def _ratios(ratios: Iterable[Ratio]) -> Table:
-    table = _table("A against B", ("metric", "A", "B", "A / B"), False)
+    table = _table("A against B", ("A", "B", "A / B"), False, lead=("group", "metric"))
     for ratio in ratios:
         table.add_row(
             ratio.group, ratio.metric.replace("_", " "), number(ratio.first), number(ratio.second), number(ratio.ratio)

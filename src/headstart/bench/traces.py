@@ -20,7 +20,7 @@ MOONCAKE_BLOCK_TOKENS = 512  # tokens that one hash id stands for
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request: `at` in seconds from the trace's begin, lengths in tokens; `blocks` are the input's `(id, tokens)`."""
+    """One request: `at` in seconds, lengths in tokens; `blocks` are the `(id, tokens)` that make its input."""
 
     at: float
     input_length: int
