@@ -56,5 +56,7 @@ class BlockPool:
         free = set(self._free)
         held = {block_id for block_id, count in enumerate(self._references) if count > 0}
         assert len(free) == len(self._free), "an id is free twice"
-        assert not free & held and not free & idle and not held & idle
+        assert not free & held
+        assert not free & idle
+        assert not held & idle
         assert free | held | idle == set(range(self.num_blocks)), "an id is lost"

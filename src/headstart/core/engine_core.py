@@ -108,7 +108,9 @@ class EngineCore:
         self._requests[spec.request_id] = request
         self._awaiting_first_token.add(spec.request_id)
         self._scheduler.add(request)
-        self._events.append(RequestAdded(spec.request_id, spec.arrival_time, spec.submit_time or spec.arrival_time, now))
+        self._events.append(
+            RequestAdded(spec.request_id, spec.arrival_time, spec.submit_time or spec.arrival_time, now)
+        )
 
     def abort(self, request_id: str, now: float) -> None:
         """End a request in whatever state it is; an id that is not alive is ignored (it may have just finished)."""
@@ -182,9 +184,7 @@ class EngineCore:
             if grant.request.request_id in self._awaiting_first_token
         )
         num_tokens = sum(grant.chunk.num_scheduled_tokens for grant in step.grants)
-        self._events.append(
-            StepRetired(step.step_id, step.begin_time, now, output.sample_seconds, num_tokens, shares)
-        )
+        self._events.append(StepRetired(step.step_id, step.begin_time, now, output.sample_seconds, num_tokens, shares))
         self._counters.steps += 1
         self._counters.prompt_tokens_computed += num_tokens - sum(
             grant.chunk.start >= grant.request.num_prompt_tokens for grant in step.grants
@@ -248,7 +248,7 @@ class EngineCore:
     def _new_prompt_logprobs(
         self, request: Request, start: int, logprobs: tuple[TokenLogprob, ...]
     ) -> tuple[TokenLogprob, ...]:
-        """Those not reported yet: a preempted request computes its prompt again. Entry i is of prompt token start+1+i."""
+        """Those not reported yet (a preempted request computes its prompt again); entry i is of token start+1+i."""
         fresh = logprobs[max(0, request.num_prompt_logprobs - start) :]
         request.num_prompt_logprobs += len(fresh)
         return fresh

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class RequestRefused(ValueError):
+class RequestRefused(ValueError):  # noqa: N818 (a refusal is an answer, not a fault)
     """Base of what `add_request` raises; nothing was added."""
 
 

@@ -6,9 +6,10 @@ So the waiting queue is a heap, and a step costs O(log n) whatever the queue's l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-from headstart.config import SchedulerConfig
+from headstart.config import PolicyName, SchedulerConfig
 from headstart.core.request import EngineRequest
 
 
@@ -46,9 +47,11 @@ class ShortestRemainingPrefillFirst:
         return spec.arrival_time + spec.priority * self._priority_step + put_back
 
 
+_POLICIES: dict[PolicyName, Callable[[SchedulerConfig], SchedulingPolicy]] = {
+    "fcfs": FirstComeFirstServed,
+    "srpf": ShortestRemainingPrefillFirst,
+}
+
+
 def make_policy(config: SchedulerConfig) -> SchedulingPolicy:
-    match config.policy:
-        case "fcfs":
-            return FirstComeFirstServed(config)
-        case "srpf":
-            return ShortestRemainingPrefillFirst(config)
+    return _POLICIES[config.policy](config)

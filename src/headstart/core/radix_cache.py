@@ -115,7 +115,9 @@ class RadixCache:
         while stack:
             node = stack.pop()
             for key, child in node.children.items():
-                assert child.parent is node and child.key == key and len(key) == self.block_size
+                assert child.parent is node
+                assert child.key == key
+                assert len(key) == self.block_size
                 assert self._nodes[child.block_id] is child
                 seen.add(child.block_id)
                 stack.append(child)

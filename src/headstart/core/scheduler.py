@@ -206,7 +206,8 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         for request in self._running.values():
-            assert request.status is RequestStatus.RUNNING and request.ticket == 0
+            assert request.status is RequestStatus.RUNNING
+            assert request.ticket == 0
             assert request.num_computed_tokens <= request.num_tokens + request.num_pending_tokens
             assert len(request.block_table) * self._kv.block_size >= request.num_computed_tokens
         assert len(self._running) <= self._config.max_num_seqs

@@ -1,7 +1,8 @@
 """What crosses between the scheduler and the worker in one step. Frozen; everything a worker may know of the core.
 
-A step is in order: a worker executes step n completely before step n+1. `token_ids` that the scheduler does not know yet
+Steps are in order: a worker executes step n completely before step n+1. Tokens that the scheduler does not know yet
 (sampled by a step in flight) are known to the worker, which appends what it samples to its own copy of the request.
+Once a chunk of a request failed (`ChunkOutput.error`), its chunks in later steps that were already in flight fail too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class NewRequestData:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Compute tokens `[start, start + num_scheduled_tokens)` of one request; its context is `start + num_scheduled_tokens`.
+    """Compute tokens `[start, start + num_scheduled_tokens)` of one request; the context ends with the last of them.
 
     `block_ids` replace the worker's block table from entry `block_offset` on (offset 0: the whole table anew).
     `samples`: the chunk ends at the request's last known-or-pending token, so its last row yields the next token.
@@ -52,7 +53,7 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural-log probability of one token, its rank (1 = most likely) and the most likely alternatives `(id, logprob)`.
+    """Natural-log probability of one token, its rank (1 = most likely) and the best alternatives as `(id, logprob)`.
 
     Taken from the raw logits (before temperature, penalties and filters), as OpenAI's API reports them.
     """
@@ -90,7 +91,7 @@ class ModelOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """News of one request for its caller. The last one has a `finish_reason`; `stop_token_id` says which token ended it.
+    """News of one request for its caller. The last has a `finish_reason`; `stop_token_id` says which token ended it.
 
     `token_ids` never holds the stop token's id: a stop token ends the text and is no part of it.
     `ledger` comes once, with the first token: seconds by part, in the order of design section 5.

@@ -1,6 +1,6 @@
 """The waiting requests in the policy's order: a heap whose entries are replaced, never searched.
 
-A request's entry is valid while its ticket is the request's; re-keying or removing a request only invalidates the entry.
+An entry is valid while its ticket is its request's; re-keying or removing a request only invalidates the entry.
 """
 
 from __future__ import annotations

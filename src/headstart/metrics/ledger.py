@@ -1,7 +1,7 @@
 """The TTFT ledger, engine side: from the core's events, where the time from submission to the first token went.
 
-The parts are differences of consecutive moments, so they sum exactly to `first token − submit_time`. The API process puts
-`receive` and `tokenize` before them and `deliver` after them (design, section 5).
+The parts are differences of consecutive moments, so they sum exactly to the time from `submit_time` to the first token.
+The API process puts `receive` and `tokenize` before them and `deliver` after them (design, section 5).
 """
 
 from __future__ import annotations
