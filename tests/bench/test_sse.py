@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,9 +21,7 @@ EVENTS = [b"one", b"two", b"three\nmore", "你".encode(), b"[DONE]"]
 def test_events_do_not_depend_on_how_the_bytes_are_cut(cuts: list[int]) -> None:
     parser = SSEParser()
     borders = [0, *sorted(cuts), len(STREAM)]
-    found = [
-        event for start, end in zip(borders, borders[1:], strict=False) for event in parser.feed(STREAM[start:end])
-    ]
+    found = [event for start, end in itertools.pairwise(borders) for event in parser.feed(STREAM[start:end])]
     assert found == EVENTS
 
 

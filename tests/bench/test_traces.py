@@ -92,7 +92,8 @@ def test_a_broken_mooncake_row_is_named(tmp_path: Path, line: str, message: str)
 def test_azure_rows(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.2300000,100,0\n"
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.2300000,100,0\n"
     )
     rows = read(path, shrink=10)
     assert [(row.input_length, row.output_length) for row in rows] == [(481, 1), (10, 1)]

@@ -23,6 +23,8 @@ try:
 except ImportError:  # an optional speed-up
     _new_event_loop = None
 
+import msgspec
+
 from headstart.bench.ledger import check_ledger
 from headstart.bench.options import BenchOptions, validate
 from headstart.bench.record import RequestRecord
@@ -201,9 +203,8 @@ def _length_notes(targets: Sequence[Target]) -> list[str]:
 
 def _plain(options: BenchOptions) -> dict[str, Any]:
     """The options as JSON can hold them, without the key."""
-    values = dataclasses.asdict(options)
-    values["api_key"] = None if options.api_key is None else "(given)"
-    values["file"] = None if options.file is None else str(options.file)
+    hidden = dataclasses.replace(options, api_key=None if options.api_key is None else "(given)")
+    values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(hidden, enc_hook=str))
     return values
 
 
