@@ -63,7 +63,7 @@ reference: env ## Write the command-line reference from the commands
 	@$(BIN)/python tools/cli_reference.py
 
 docs: $(VENV)/.stamp-docs ## Build the documentation into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The documentation is in site/index.html"
 
 clean: ## Remove builds, caches and the environment
