@@ -25,7 +25,8 @@ def resolve(model: str, *, progress: Progress | None = None) -> ModelFiles:
         path = Path(model).expanduser()
         exists = path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # too long a name, an unknown user, a null byte
-        raise ModelError(f"{model[:100]!r} is no usable path: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error  # an OSError's own text repeats the path
+        raise ModelError(f"{model[:100]!r} is no usable path: {reason}") from None
     if exists:
         return _local(path, model)
     if _looks_like_path(model) or not is_hub_id(model):
