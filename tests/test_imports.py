@@ -12,7 +12,7 @@ from pathlib import Path
 import headstart
 
 PACKAGE = Path(headstart.__file__).parent
-DATA_TOWER = ("ops", "layers", "models", "kv", "worker", "executor.local", "replica")
+DATA_TOWER = ("ops", "layers", "models", "kv", "worker", "executor.local", "replica", "llm")
 
 
 def run_fresh(code: str) -> str:
@@ -66,7 +66,7 @@ def test_importing_the_package_is_cheap() -> None:
 
 def test_the_public_names_are_loaded_when_asked_for() -> None:
     out = run_fresh("import headstart; print(headstart.SamplingParams.__module__, headstart.LLM.__module__)")
-    assert out.split() == ["headstart.core.request", "headstart.engine.llm"]
+    assert out.split() == ["headstart.core.request", "headstart.llm"]
     assert set(headstart.__all__) == {"LLM", "SamplingParams", "__version__"}
 
 

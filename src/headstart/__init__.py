@@ -8,7 +8,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
-_LAZY = {"LLM": "headstart.engine.llm", "SamplingParams": "headstart.core.request"}
+_LAZY = {"LLM": "headstart.llm", "SamplingParams": "headstart.core.request"}
 
 
 def __getattr__(name: str) -> object:

@@ -18,7 +18,7 @@ from headstart.executor.local import LocalExecutor
 from headstart.hub import ModelError, ModelFiles, Progress
 from headstart.launch import decode_setup
 from headstart.perf.model_spec import ModelSpec
-from headstart.worker import Worker
+from headstart.worker.worker import Worker
 
 
 def build_engine(
