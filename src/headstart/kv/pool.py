@@ -23,7 +23,8 @@ class KVPool:
     def __init__(
         self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
-        assert num_blocks > 0 and block_size > 0, (num_blocks, block_size)
+        assert num_blocks > 0, num_blocks
+        assert block_size > 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (spec.num_layers, 2, spec.num_kv_heads, num_blocks * block_size, spec.head_dim)

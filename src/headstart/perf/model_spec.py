@@ -1,36 +1,20 @@
 """What a model is, in numbers: the shape of a decoder, read from Hugging Face's config.json or GGUF metadata.
 
-Owns `ModelSpec`; the readers are in `perf.spec_readers`. No torch: the control tower sizes and predicts with it.
+Owns `ModelSpec` and its reading. No torch: the control tower sizes and predicts with it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from headstart.hub import ModelError, ModelFiles, read_json
+from headstart.hub.gguf_reader import GGUFFile, gguf_reader
+from headstart.perf.rope_spec import RopeSpec, rope_from_config, yarn_attention_factor
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3"]
-RopeScaling = Literal["none", "linear", "llama3", "yarn"]
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary position embedding. Fields past `factor` matter only to the scaling that names them.
-
-    `interleaved`: the *checkpoint's* q/k rows pair dimension 2i with 2i+1 (GGUF's llama files); the loader permutes them,
-    so that the model itself always pairs i with i + D/2.
-    """
-
-    theta: float = 10_000.0
-    scaling: RopeScaling = "none"
-    factor: float = 1.0
-    original_max_position_embeddings: int = 0  # llama3, yarn: context the model was first trained on
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    attention_factor: float = 1.0  # yarn: multiplies cos and sin
-    truncate: bool = True  # yarn: round the ramp's ends to whole dimensions
-    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +71,214 @@ class ModelSpec:
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
         """Bytes that one token's keys and values take over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_element
+
+
+def read_model_spec(files: ModelFiles) -> ModelSpec:
+    """The specification of a model on disk. Raises `ModelError` for what is damaged, incomplete or not supported."""
+    if files.format == "gguf":
+        return spec_from_gguf(gguf_reader(files.weights[0]))
+    assert files.config is not None, files
+    spec = spec_from_config(read_json(files.config), str(files.config))
+    if files.generation_config is None:
+        return spec
+    generation = _Fields(read_json(files.generation_config), str(files.generation_config))
+    more = [token for token in generation.ids("eos_token_id") if token not in spec.eos_token_ids]
+    return replace(spec, eos_token_ids=(*spec.eos_token_ids, *more))
+
+
+def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
+    """From the content of a config.json; `where` names it in errors."""
+    fields = _Fields(config, where)
+    architecture = _architecture(config.get("model_type"), where)
+    act = config.get("hidden_act", "silu")
+    if act not in ("silu", "swish"):
+        raise ModelError(f"{where}: hidden_act {act!r} is not supported (silu is)")
+    if config.get("quantization_config"):
+        raise ModelError(f"{where}: quantized safetensors are not supported: use the original weights or a GGUF file")
+    num_layers, num_heads = fields.count("num_hidden_layers"), fields.count("num_attention_heads")
+    hidden_size = fields.count("hidden_size")
+    bias = fields.flag("attention_bias", False)
+    window = _sliding_window(fields, architecture)
+    max_positions = fields.count("max_position_embeddings")
+    spec = ModelSpec(
+        architecture=architecture,
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=fields.count("num_key_value_heads", num_heads),
+        head_dim=fields.count("head_dim", 128 if architecture == "qwen3" else hidden_size // max(num_heads, 1)),
+        max_position_embeddings=min(max_positions, window or max_positions),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=rope_from_config(config, where),
+        qkv_bias=architecture == "qwen2" or bias,
+        o_bias=bias and architecture != "qwen2",
+        mlp_bias=fields.flag("mlp_bias", False),
+        qk_norm=architecture == "qwen3",
+        tie_word_embeddings=fields.flag("tie_word_embeddings", architecture == "smollm3"),
+        sliding_window=window,
+        no_rope_layers=_no_rope_layers(fields, num_layers) if architecture == "smollm3" else (),
+        torch_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        eos_token_ids=fields.ids("eos_token_id"),
+        bos_token_id=next(iter(fields.ids("bos_token_id")), None),
+    )
+    return _checked(spec, where)
+
+
+def spec_from_gguf(file: GGUFFile) -> ModelSpec:
+    """From GGUF metadata (keys as in llama.cpp's gguf-py) and the names of its tensors."""
+    where = str(file.path)
+    name = file.require("general.architecture", str)
+    architecture = _architecture(name, where)
+    fields = _Fields(
+        {key.removeprefix(name + "."): value for key, value in file.metadata.items() if key.startswith(name + ".")},
+        where,
+    )
+    if fields.count("expert_count", 0, low=0):
+        raise ModelError(f"{where}: a mixture of experts is not supported")
+    num_layers, num_heads = fields.count("block_count"), fields.count("attention.head_count")
+    hidden_size = fields.count("embedding_length")
+    head_dim = fields.count("attention.key_length", hidden_size // num_heads)
+    if fields.count("attention.value_length", head_dim) != head_dim:
+        raise ModelError(f"{where}: keys and values of different sizes are not supported")
+    if fields.count("rope.dimension_count", head_dim) != head_dim:
+        raise ModelError(f"{where}: partial rotary embedding is not supported")
+    if (embeddings := file.tensors.get("token_embd.weight")) is None:
+        raise ModelError(f"{where}: tensor token_embd.weight is missing")
+    window = fields.count("attention.sliding_window", 0, low=0) or None
+    context = fields.count("context_length")
+    tokens = _Fields(file.metadata, where)
+    ends = (*tokens.ids("tokenizer.ggml.eos_token_id"), *tokens.ids("tokenizer.ggml.eot_token_id"))
+    spec = ModelSpec(
+        architecture=architecture,
+        vocab_size=embeddings.shape[0],
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("feed_forward_length"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=fields.count("attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        max_position_embeddings=min(context, window or context),
+        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", 1e-6),
+        rope=_gguf_rope(fields, context, interleaved=architecture in ("llama", "mistral", "smollm3")),
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        o_bias="blk.0.attn_output.bias" in file.tensors,
+        mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
+        tie_word_embeddings="output.weight" not in file.tensors,
+        sliding_window=window,
+        no_rope_layers=tuple(range(3, num_layers, 4)) if architecture == "smollm3" else (),
+        torch_dtype=_gguf_dtype(file),
+        eos_token_ids=tuple(dict.fromkeys(ends)),
+        bos_token_id=next(iter(tokens.ids("tokenizer.ggml.bos_token_id")), None),
+    )
+    return _checked(spec, where)
+
+
+def _architecture(name: object, where: str) -> Architecture:
+    for known in get_args(Architecture):
+        if name == known:
+            return known  # type: ignore[no-any-return]
+    known_names = ", ".join(get_args(Architecture))
+    raise ModelError(f"{where}: the architecture {name!r} is not supported (supported: {known_names})")
+
+
+def _sliding_window(fields: _Fields, architecture: Architecture) -> int | None:
+    """The window, where any layer uses one. Qwen and SmolLM3 name a window that they use only if told to."""
+    if architecture != "mistral" and not fields.flag("use_sliding_window", False):
+        return None
+    window = fields.count("sliding_window", 0, low=0)
+    return window or None
+
+
+def _no_rope_layers(fields: _Fields, num_layers: int) -> tuple[int, ...]:
+    """SmolLM3: `no_rope_layers[i]` is 0 where layer i has *no* rotary embedding; default: each interval-th."""
+    flags = fields.values.get("no_rope_layers")
+    if flags is None:
+        interval = fields.count("no_rope_layer_interval", 4)
+        return tuple(range(interval - 1, num_layers, interval))
+    if not isinstance(flags, list) or len(flags) != num_layers:
+        raise ModelError(f"{fields.where}: no_rope_layers must be a list of {num_layers} flags")
+    return tuple(layer for layer, has_rope in enumerate(flags) if not has_rope)
+
+
+def _gguf_rope(fields: _Fields, context: int, *, interleaved: bool) -> RopeSpec:
+    """Llama 3's scaling is no metadata in GGUF: its factors are the tensor rope_freqs.weight (see the loader)."""
+    theta = fields.number("rope.freq_base", 10_000.0)
+    kind = fields.values.get("rope.scaling.type", "none")
+    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
+    if kind == "linear" or (kind == "none" and factor != 1.0):
+        return RopeSpec(theta=theta, scaling="linear", factor=factor, interleaved=interleaved)
+    if kind == "yarn":
+        return RopeSpec(
+            theta=theta,
+            scaling="yarn",
+            factor=factor,
+            original_max_position_embeddings=fields.count("rope.scaling.original_context_length", context),
+            beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+            attention_factor=fields.number("rope.scaling.attn_factor", 1.0) * yarn_attention_factor(factor),
+            interleaved=interleaved,
+        )
+    if kind != "none":
+        raise ModelError(f"{fields.where}: rope scaling {kind!r} is not supported (linear and yarn are)")
+    return RopeSpec(theta=theta, interleaved=interleaved)
+
+
+def _gguf_dtype(file: GGUFFile) -> str:
+    """The dtype that holds what the file's matrices hold: float16 for quantized blocks, whose scales are float16."""
+    tensor = file.tensors.get("blk.0.attn_q.weight")
+    return {"F32": "float32", "BF16": "bfloat16"}.get(tensor.type_name if tensor else "F32", "float16")
+
+
+def _checked(spec: ModelSpec, where: str) -> ModelSpec:
+    if spec.num_heads % spec.num_kv_heads:
+        raise ModelError(f"{where}: {spec.num_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly")
+    if spec.head_dim % 2:
+        raise ModelError(f"{where}: head_dim is {spec.head_dim}; rotary embedding needs an even one")
+    if spec.rms_norm_eps <= 0:
+        raise ModelError(f"{where}: rms_norm_eps is {spec.rms_norm_eps}, it must be positive")
+    return spec
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """Typed reading of a JSON object or GGUF metadata; null counts as absent. Errors name the field and the file."""
+
+    values: Mapping[str, Any]
+    where: str
+
+    def count(self, key: str, default: int | None = None, *, low: int = 1) -> int:
+        value = self.values.get(key)
+        if value is None:
+            if default is None:
+                raise ModelError(f"{self.where}: {key} is missing: the file is no complete model")
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise ModelError(f"{self.where}: {key} is {value!r}, expected a whole number of at least {low}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ModelError(f"{self.where}: {key} is {value!r}, expected a number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ModelError(f"{self.where}: {key} is {value!r}, expected true or false")
+        return value
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """Token ids: one, a list, or none."""
+        value = self.values.get(key)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in values):
+            raise ModelError(f"{self.where}: {key} is {value!r}, expected token ids")
+        return tuple(values)

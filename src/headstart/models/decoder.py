@@ -1,0 +1,63 @@
+"""The decoder: embeddings, layers, final norm, LM head. Driven by a layout; must not know files, requests, schedulers.
+
+Letters: T rows of the step, C hidden size, V vocabulary, R rows whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headstart.kv.pool import KVPool
+from headstart.layers.decoder_layer import DecoderLayer
+from headstart.layers.rotary import RotaryTable
+from headstart.ops import BatchLayout, HeadShape, Linear, Norm, Ops, PoolShape
+from headstart.perf.model_spec import ModelSpec
+
+
+class Decoder:
+    """A decoder-only transformer over paged keys and values. Made by `models.load_model`."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        ops: Ops,
+        heads: HeadShape,
+        embeddings: Tensor,  # [V, C]
+        layers: tuple[DecoderLayer, ...],
+        final_norm: Norm,
+        lm_head: Linear,
+        rotary: RotaryTable,
+    ) -> None:
+        self.spec = spec
+        self.ops = ops
+        self._heads = heads
+        self._embeddings = embeddings
+        self._layers = layers
+        self._final_norm = final_norm
+        self._lm_head = lm_head
+        self._rotary = rotary
+
+    @property
+    def device(self) -> torch.device:
+        return self._embeddings.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embeddings.dtype
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, layout: BatchLayout, pool: KVPool) -> Tensor:
+        """Hidden states after the final norm, `[T, C]`, of token ids `[T]`. Writes their keys and values to the pool."""
+        shape = PoolShape(pool.num_blocks, pool.block_size, pool.dtype)
+        cos, sin = self._rotary.rows(layout.positions)
+        step = self.ops.attention_step(layout, self._heads, shape, cos, sin)
+        x = self._embeddings[token_ids]
+        for index, layer in enumerate(self._layers):
+            x = layer(x, step, pool.keys(index), pool.values(index))
+        return self._final_norm(x)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[R, V]` float32 of hidden states `[R, C]`."""
+        return self._lm_head(hidden).float()
