@@ -1,0 +1,43 @@
+"""Our side of `vs_llama_cpp.py`: the whole engine in process (scheduler, paged cache, sampler), default settings, F32.
+
+The protocol is that of `_llama_side.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from headstart.config import Config, ModelConfig
+from headstart.core.request import EngineRequest, SamplingParams
+from headstart.engine.inprocess import InProcessEngine
+from headstart.hub import resolve
+from headstart.perf.model_spec import read_model_spec
+from headstart.replica import build_engine
+
+
+def measure(engine: InProcessEngine, name: str, token_ids: list[int], num_decode: int) -> dict[str, float]:
+    params = SamplingParams(max_tokens=1 + num_decode, temperature=0.0)
+    began = time.monotonic()
+    first = None
+    for output in engine.run([EngineRequest(name, tuple(token_ids), params, began)]):
+        if first is None and output.token_ids:
+            first = time.monotonic()
+    assert first is not None
+    return {"prefill_s": first - began, "decode_s": time.monotonic() - first}
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    files = resolve(options["model"], progress=None)
+    config = Config(model=ModelConfig(model=options["model"], dtype="float32", threads=options["threads"]))
+    built = build_engine(config, files, read_model_spec(files))
+    with InProcessEngine(built.core, built.executor) as engine:
+        print(json.dumps({"ready": True}), flush=True)
+        for number, line in enumerate(sys.stdin):
+            print(json.dumps(measure(engine, f"r{number}", **json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
