@@ -100,7 +100,7 @@ def test_a_spent_budget_buys_nothing() -> None:
 class TestWaitingQueue:
     def make(self, *keys: float) -> tuple[WaitingQueue, list[Request]]:
         queue = WaitingQueue()
-        requests = [Request(make_spec(f"r{index}", [1]), [1]) for index in range(len(keys))]
+        requests = [Request(make_spec(f"r{index}", [1]), 5) for index in range(len(keys))]
         for request, key in zip(requests, keys, strict=True):
             queue.push(request, key)
         return queue, requests

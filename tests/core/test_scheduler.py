@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -309,8 +308,7 @@ def test_prompt_logprobs_are_computed_in_full_and_reported_once() -> None:
         assert step is not None
         output = driver.worker.execute(step)
         chunks = tuple(
-            replace(
-                result,
+            result._replace(
                 prompt_logprobs=tuple(
                     TokenLogprob(position, -1.0, 1)
                     for position in range(chunk.start + 1, min(chunk.start + chunk.num_scheduled_tokens + 1, 8))

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from headstart.config import SchedulerConfig
+from headstart.core.budget import work_of
 from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, RequestTooLong
 from headstart.core.events import Event, RequestAdded, RequestFinished, RequestPreempted, StepRetired
 from headstart.core.kv_cache_manager import KVCacheManager
@@ -76,7 +77,6 @@ class EngineCore:
         self._kv = KVCacheManager(num_blocks=num_blocks, block_size=block_size, prefix_cache=prefix_cache)
         self._scheduler = Scheduler(config, self._kv, max_model_len=max_model_len)
         self._requests: dict[str, Request] = {}
-        self._awaiting_first_token: set[str] = set()
         self._in_flight: deque[_StepInFlight] = deque()
         self._next_step_id = 0
         self._forgettable: list[str] = []  # finished requests that the worker still knows
@@ -104,9 +104,9 @@ class EngineCore:
             raise DuplicateRequest(spec.request_id)
         if self._scheduler.num_waiting >= self._config.max_num_waiting:
             raise QueueFull(self._scheduler.num_waiting, self._config.max_num_waiting)
-        request = Request(spec, list(spec.prompt_token_ids))
+        limit = min(len(spec.prompt_token_ids) + spec.params.max_tokens, self._max_model_len)
+        request = Request(spec, limit)
         self._requests[spec.request_id] = request
-        self._awaiting_first_token.add(spec.request_id)
         self._scheduler.add(request)
         self._events.append(
             RequestAdded(spec.request_id, spec.arrival_time, spec.submit_time or spec.arrival_time, now)
@@ -177,73 +177,71 @@ class EngineCore:
         )
 
     def _note_step(self, step: _StepInFlight, output: ModelOutput, now: float) -> None:
-        total = sum(grant.work for grant in step.grants)
-        shares = tuple(
-            (grant.request.request_id, grant.work / total)
-            for grant in step.grants
-            if grant.request.request_id in self._awaiting_first_token
-        )
-        num_tokens = sum(grant.chunk.num_scheduled_tokens for grant in step.grants)
+        shares: tuple[tuple[str, float], ...] = ()
+        if any(not grant.request.has_token for grant in step.grants):
+            shares = self._shares(step)
+        num_tokens = sum([grant.chunk.num_scheduled_tokens for grant in step.grants])
         self._events.append(StepRetired(step.step_id, step.begin_time, now, output.sample_seconds, num_tokens, shares))
         self._counters.steps += 1
         self._counters.prompt_tokens_computed += num_tokens - sum(
-            grant.chunk.start >= grant.request.num_prompt_tokens for grant in step.grants
+            [grant.chunk.start >= grant.request.num_prompt_tokens for grant in step.grants]
+        )
+
+    def _shares(self, step: _StepInFlight) -> tuple[tuple[str, float], ...]:
+        horizon = self._config.attention_horizon
+        works = [work_of(grant.chunk.start, grant.chunk.num_scheduled_tokens, horizon) for grant in step.grants]
+        total = sum(works)
+        return tuple(
+            (grant.request.request_id, work / total)
+            for grant, work in zip(step.grants, works, strict=True)
+            if not grant.request.has_token and grant.request.status is not RequestStatus.FINISHED
         )
 
     def _retire(self, grant: Grant, result: ChunkOutput, now: float) -> RequestOutput | None:
-        request, chunk = grant.request, grant.chunk
+        request, chunk, num_preemptions = grant
         request.num_in_flight -= 1
         request.num_pending_tokens -= chunk.samples
         if request.status is RequestStatus.FINISHED:
             return None  # it ended while this step was in flight: whatever came of it is dropped
         if result.error is not None:
             return self._finish(request, FinishReason.ERROR, now, error=result.error)
-        if request.num_preemptions == grant.num_preemptions:
-            self._kv.index(request, chunk.start + chunk.num_scheduled_tokens)
-        prompt_logprobs = self._new_prompt_logprobs(request, chunk.start, result.prompt_logprobs)
+        end = chunk.start + chunk.num_scheduled_tokens
+        if end >= (request.num_indexed_blocks + 1) * self._block_size and request.num_preemptions == num_preemptions:
+            self._kv.index(request, end)
+        prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        if result.prompt_logprobs:
+            prompt_logprobs = self._new_prompt_logprobs(request, chunk.start, result.prompt_logprobs)
         if chunk.samples:
             return self._take_tokens(request, result, prompt_logprobs, now)
-        if request.spec.params.max_tokens == 0 and request.num_remaining_tokens == 0:
+        if not request.samples and request.num_remaining_tokens == 0:
             return self._finish(request, FinishReason.LENGTH, now, prompt_logprobs=prompt_logprobs)
-        return self._news(request, now, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
+        return _news(request, now, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
 
     def _take_tokens(
         self, request: Request, result: ChunkOutput, prompt_logprobs: tuple[TokenLogprob, ...], now: float
     ) -> RequestOutput:
         """Append what was sampled, up to the token that ends the request."""
-        assert result.token_ids, "a chunk that samples yields a token"
-        self._note_first_token(request)
-        params = request.spec.params
-        for index, token_id in enumerate(result.token_ids):
+        token_ids = result.token_ids
+        assert token_ids, "a chunk that samples yields a token"
+        if not request.has_token:
+            request.has_token = True
+            self._counters.prompt_tokens_cached += request.num_cached_tokens
+        for index, token_id in enumerate(token_ids):
             request.token_ids.append(token_id)
             self._counters.generated_tokens += 1
-            if token_id in params.stop_token_ids:
+            stops = token_id in request.stop_token_ids
+            if stops or len(request.token_ids) >= request.max_num_tokens:
+                count = index if stops else index + 1  # a stop token ends the text and is no part of it
                 return self._finish(
                     request,
-                    FinishReason.STOP,
+                    FinishReason.STOP if stops else FinishReason.LENGTH,
                     now,
-                    token_ids=result.token_ids[:index],
-                    logprobs=result.logprobs[:index],
+                    token_ids=token_ids[:count],
+                    logprobs=result.logprobs[:count],
                     prompt_logprobs=prompt_logprobs,
-                    stop_token_id=token_id,
+                    stop_token_id=token_id if stops else None,
                 )
-            if request.num_output_tokens >= params.max_tokens or request.num_tokens >= self._max_model_len:
-                return self._finish(
-                    request,
-                    FinishReason.LENGTH,
-                    now,
-                    token_ids=result.token_ids[: index + 1],
-                    logprobs=result.logprobs[: index + 1],
-                    prompt_logprobs=prompt_logprobs,
-                )
-        return self._news(
-            request, now, token_ids=result.token_ids, logprobs=result.logprobs, prompt_logprobs=prompt_logprobs
-        )
-
-    def _note_first_token(self, request: Request) -> None:
-        if request.request_id in self._awaiting_first_token:
-            self._awaiting_first_token.remove(request.request_id)
-            self._counters.prompt_tokens_cached += request.num_cached_tokens
+        return _news(request, now, token_ids, result.logprobs, prompt_logprobs)
 
     def _new_prompt_logprobs(
         self, request: Request, start: int, logprobs: tuple[TokenLogprob, ...]
@@ -268,47 +266,11 @@ class EngineCore:
         self._scheduler.remove(request)
         request.status = RequestStatus.FINISHED
         del self._requests[request.request_id]
-        self._awaiting_first_token.discard(request.request_id)
         if request.known_to_worker:
             self._forgettable.append(request.request_id)
         self._counters.finished += 1
         self._events.append(RequestFinished(request.request_id, now))
-        return self._news(
-            request,
-            now,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            finish_reason=reason,
-            stop_token_id=stop_token_id,
-            error=error,
-        )
-
-    def _news(
-        self,
-        request: Request,
-        now: float,
-        *,
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprob, ...] = (),
-        prompt_logprobs: tuple[TokenLogprob, ...] = (),
-        finish_reason: FinishReason | None = None,
-        stop_token_id: int | None = None,
-        error: str | None = None,
-    ) -> RequestOutput:
-        return RequestOutput(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            finish_reason=finish_reason,
-            stop_token_id=stop_token_id,
-            error=error,
-            num_cached_tokens=request.num_cached_tokens,
-            num_output_tokens=request.num_output_tokens,
-            num_preemptions=request.num_preemptions,
-            time=now,
-        )
+        return _news(request, now, token_ids, logprobs, prompt_logprobs, reason, stop_token_id, error)
 
     def check_invariants(self) -> None:
         """Everything that must hold between calls; for tests."""
@@ -320,3 +282,28 @@ class EngineCore:
             assert request.num_in_flight == uses
         if not self._requests and not self._in_flight:
             assert self._kv.num_free_blocks == self._num_blocks, "blocks leaked"
+
+
+def _news(
+    request: Request,
+    now: float,
+    token_ids: tuple[int, ...] = (),
+    logprobs: tuple[TokenLogprob, ...] = (),
+    prompt_logprobs: tuple[TokenLogprob, ...] = (),
+    finish_reason: FinishReason | None = None,
+    stop_token_id: int | None = None,
+    error: str | None = None,
+) -> RequestOutput:
+    return RequestOutput(  # positional: this runs for every request in every step
+        request.request_id,
+        token_ids,
+        logprobs,
+        prompt_logprobs,
+        finish_reason,
+        stop_token_id,
+        error,
+        request.num_cached_tokens,
+        len(request.token_ids) - request.num_prompt_tokens,
+        request.num_preemptions,
+        now,
+    )

@@ -60,13 +60,11 @@ class KVCacheManager:
         request.num_computed_tokens = len(matched) * self.block_size
         return True
 
-    def allocate_decode(self, request: Request) -> bool:
-        """Make room for the next token; False, with nothing changed, when no block can be had."""
-        needed = self._blocks_for(request.num_computed_tokens + 1) - len(request.block_table)
-        if needed > self.num_free_blocks:
+    def allocate_one(self, request: Request) -> bool:
+        """One more block for a request whose table is full; False, with nothing changed, when none can be had."""
+        if self.num_free_blocks == 0:
             return False
-        if needed > 0:
-            request.block_table.extend(self._take(needed))
+        request.block_table.extend(self._take(1))
         return True
 
     def index(self, request: Request, num_tokens: int) -> None:
@@ -75,9 +73,9 @@ class KVCacheManager:
         Where another request indexed the same prefix first, the request's own copy is released and its table points to
         the indexed block from then on.
         """
+        size, table = self.block_size, request.block_table
         if not self._prefix_cache:
             return
-        size, table = self.block_size, request.block_table
         for index in range(request.num_indexed_blocks, num_tokens // size):
             key = tuple(request.token_ids[index * size : (index + 1) * size])
             parent = table[index - 1] if index else None

@@ -72,7 +72,11 @@ class Request:
     """
 
     spec: EngineRequest
-    token_ids: list[int]  # prompt, then what was generated
+    max_num_tokens: int  # prompt and answer: where max_tokens or the context ends it
+    token_ids: list[int] = field(init=False)  # prompt, then what was generated
+    request_id: str = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
@@ -84,31 +88,26 @@ class Request:
     num_indexed_blocks: int = 0  # leading entries of block_table that are nodes of the radix cache
     num_sent_blocks: int = 0  # leading entries of block_table that the worker knows
     known_to_worker: bool = False
+    has_token: bool = False  # its first token was reported
     key: float = 0.0  # place in the policy's order; lower goes first
     ticket: int = 0  # which of its entries in the waiting queue is the valid one
 
-    @property
-    def request_id(self) -> str:
-        return self.spec.request_id
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.spec.prompt_token_ids)
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.spec.prompt_token_ids)
+        self.request_id = self.spec.request_id
+        self.num_prompt_tokens = len(self.spec.prompt_token_ids)
+        self.stop_token_ids = frozenset(self.spec.params.stop_token_ids)
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
     @property
-    def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.spec.prompt_token_ids)
+    def samples(self) -> bool:
+        """It is to yield tokens at all (`max_tokens` may be 0)."""
+        return self.max_num_tokens > self.num_prompt_tokens
 
     @property
     def num_remaining_tokens(self) -> int:
         """Tokens that exist, or will once the steps in flight retire, and that no step was granted yet."""
         return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
-
-    @property
-    def is_decoding(self) -> bool:
-        """One token to go, and at least one sampled or about to be: what remains is the next decode."""
-        return self.num_remaining_tokens == 1 and self.num_output_tokens + self.num_pending_tokens > 0

@@ -7,11 +7,14 @@ the policy's order (chunked prefill: Agrawal et al., Sarathi-Serve, OSDI 2024).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
 
 from headstart.config import SchedulerConfig
-from headstart.core.budget import StepBudget, work_of
+from headstart.core.budget import StepBudget
 from headstart.core.kv_cache_manager import KVCacheManager
 from headstart.core.policy import FirstComeFirstServed, make_policy
 from headstart.core.request import Request, RequestStatus
@@ -19,16 +22,14 @@ from headstart.core.step import NewRequestData, ScheduledChunk
 from headstart.core.waiting_queue import WaitingQueue
 
 # Waiting requests whose cached length is looked up again each step: it changes when others finish or are evicted.
-_REFRESHED_PER_STEP = 4
+_REFRESHED_PER_STEP = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """One chunk with its owner: what `EngineCore` needs when the step retires."""
 
     request: Request
     chunk: ScheduledChunk
-    work: float  # token equivalents
     num_preemptions: int  # of the request when granted: if it rose since, the chunk's blocks are gone
 
 
@@ -49,7 +50,9 @@ class Scheduler:
         self._policy = make_policy(config)
         self._arrival_order = FirstComeFirstServed(config)
         self._waiting = WaitingQueue()
-        self._running: dict[str, Request] = {}
+        # Running requests, by whether the chunk that ends their prefill was granted.
+        self._prefilling: dict[str, Request] = {}
+        self._decoding: dict[str, Request] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -57,7 +60,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._prefilling) + len(self._decoding)
 
     def add(self, request: Request) -> None:
         self._waiting.push(request, self._key(request))
@@ -65,8 +68,7 @@ class Scheduler:
     def remove(self, request: Request) -> None:
         """The request is over: it leaves its list and lets go of its blocks. The caller sets its status."""
         if request.status is RequestStatus.RUNNING:
-            del self._running[request.request_id]
-            self._kv.release(request)
+            self._leave(request)
         else:
             self._waiting.remove(request)
 
@@ -88,10 +90,12 @@ class Scheduler:
         return Schedule(tuple(grants), new_requests, tuple(preempted))
 
     def _schedule_decodes(self, grants: list[Grant], preempted: list[Request]) -> None:
-        for request in list(self._running.values()):
-            if request.status is not RequestStatus.RUNNING or not self._wants_decode(request):
-                continue
-            while not self._kv.allocate_decode(request):
+        size = self._kv.block_size
+        for request in list(self._decoding.values()):
+            num_tokens = len(request.token_ids) + request.num_pending_tokens
+            if num_tokens >= request.max_num_tokens or request.status is not RequestStatus.RUNNING:
+                continue  # what is in flight ends it, or it was just preempted
+            while request.num_computed_tokens >= len(request.block_table) * size and not self._kv.allocate_one(request):
                 victim = self._victim(grants)
                 self._preempt(victim)
                 preempted.append(victim)
@@ -100,21 +104,21 @@ class Scheduler:
             else:
                 grants.append(self._grant(request, 1))
 
-    def _wants_decode(self, request: Request) -> bool:
-        """A further token may be sampled once those in flight are: neither the answer nor the context is full."""
-        num_outputs = request.num_output_tokens + request.num_pending_tokens
-        num_tokens = request.num_tokens + request.num_pending_tokens
-        return request.is_decoding and num_outputs < request.spec.params.max_tokens and num_tokens < self._max_model_len
-
     def _victim(self, grants: list[Grant]) -> Request:
         """Who gives up its blocks: the last in order of arrival and priority that this step has granted nothing yet."""
         granted = {grant.request.request_id for grant in grants}
-        candidates = (request for request in self._running.values() if request.request_id not in granted)
+        running = (*self._decoding.values(), *self._prefilling.values())
+        candidates = (request for request in running if request.request_id not in granted)
         return max(candidates, key=lambda request: (self._arrival_order.key(request.spec, 0), request.request_id))
 
-    def _preempt(self, request: Request) -> None:
-        del self._running[request.request_id]
+    def _leave(self, request: Request) -> None:
+        """A running request stops running and lets go of its blocks."""
+        running = self._decoding if request.request_id in self._decoding else self._prefilling
+        del running[request.request_id]
         self._kv.release(request)
+
+    def _preempt(self, request: Request) -> None:
+        self._leave(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.num_preemptions += 1
@@ -130,29 +134,28 @@ class Scheduler:
             start = request.num_computed_tokens
             grants.append(self._grant(request, count))
             budget.spend(start, count)
+            if grants[-1].chunk.samples:
+                self._decoding[request.request_id] = self._prefilling.pop(request.request_id)
 
     def _prefills_in_order(self, admit: bool) -> Iterator[Request]:
         """Half-done prefills and, admitted as they come up, waiting requests: those that hold their blocks already."""
-        half_done = [
+        half_done: list[tuple[float, str, Request | None]] = [
             (self._policy.key(request.spec, request.num_remaining_tokens), request.request_id, request)
-            for request in self._running.values()
-            if request.num_remaining_tokens > 0 and not request.is_decoding
+            for request in self._prefilling.values()
+            if request.num_remaining_tokens > 0  # else what is in flight ends it
         ]
-        half_done.sort()
-        for key, _, request in half_done:
+        half_done.sort(key=itemgetter(0, 1))
+        for key, _, request in (*half_done, (math.inf, "", None)):
             while admit and (first := self._waiting.peek()) is not None and first.key < key:
                 admit = self._try_admit(first)
-                if admit and first.status is RequestStatus.RUNNING:
+                if first.status is RequestStatus.RUNNING:
                     yield first
-            yield request
-        while admit and (first := self._waiting.peek()) is not None:
-            admit = self._try_admit(first)
-            if admit and first.status is RequestStatus.RUNNING:
-                yield first
+            if request is not None:
+                yield request
 
     def _try_admit(self, request: Request) -> bool:
         """Start the first waiting request, or put it back where it belongs now. False: nobody can be admitted now."""
-        if len(self._running) >= self._config.max_num_seqs or request.num_in_flight > 0:
+        if self.num_running >= self._config.max_num_seqs or request.num_in_flight > 0:
             return False
         matched = self._kv.match(request)
         if request.status is RequestStatus.WAITING:
@@ -161,13 +164,13 @@ class Scheduler:
                 self._waiting.rekey(request, key)
                 return True
         # A spare block for each running request, lest the newcomer be preempted for the next decode's sake.
-        if not self._kv.allocate_prompt(request, matched, spare=len(self._running)):
+        if not self._kv.allocate_prompt(request, matched, spare=self.num_running):
             return False
         self._waiting.remove(request)
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
         request.status = RequestStatus.RUNNING
-        self._running[request.request_id] = request
+        self._prefilling[request.request_id] = request
         return True
 
     def _refresh_keys(self) -> None:
@@ -181,23 +184,18 @@ class Scheduler:
         return self._policy.key(request.spec, request.num_tokens - num_cached)
 
     def _grant(self, request: Request, count: int) -> Grant:
-        start = request.num_computed_tokens
-        sent = request.num_sent_blocks
-        samples = count == request.num_remaining_tokens and request.spec.params.max_tokens > 0
-        chunk = ScheduledChunk(
-            request_id=request.request_id,
-            start=start,
-            num_scheduled_tokens=count,
-            block_offset=sent,
-            block_ids=tuple(request.block_table[sent:]),
-            samples=samples,
-        )
-        request.num_sent_blocks = len(request.block_table)
-        request.num_computed_tokens += count
+        start, table, sent = request.num_computed_tokens, request.block_table, request.num_sent_blocks
+        end = start + count
+        samples = end == len(request.token_ids) + request.num_pending_tokens and request.samples
+        block_ids = tuple(table[sent:]) if sent < len(table) else ()
+        request.num_sent_blocks = len(table)
+        request.num_computed_tokens = end
         request.num_pending_tokens += samples
         request.num_in_flight += 1
-        work = work_of(start, count, self._config.attention_horizon)
-        return Grant(request, chunk, work, request.num_preemptions)
+        # Positional: this runs for every request in every step.
+        return Grant(
+            request, ScheduledChunk(request.request_id, start, count, sent, block_ids, samples), request.num_preemptions
+        )
 
     def _introduce(self, request: Request) -> NewRequestData:
         request.known_to_worker = True
@@ -205,9 +203,12 @@ class Scheduler:
         return NewRequestData(spec.request_id, spec.prompt_token_ids, spec.params)
 
     def check_invariants(self) -> None:
-        for request in self._running.values():
+        assert not self._prefilling.keys() & self._decoding.keys()
+        for request in self._decoding.values():
+            assert request.num_remaining_tokens == 1
+        for request in (*self._prefilling.values(), *self._decoding.values()):
             assert request.status is RequestStatus.RUNNING
             assert request.ticket == 0
             assert request.num_computed_tokens <= request.num_tokens + request.num_pending_tokens
             assert len(request.block_table) * self._kv.block_size >= request.num_computed_tokens
-        assert len(self._running) <= self._config.max_num_seqs
+        assert self.num_running <= self._config.max_num_seqs

@@ -3,11 +3,15 @@
 Steps are in order: a worker executes step n completely before step n+1. Tokens that the scheduler does not know yet
 (sampled by a step in flight) are known to the worker, which appends what it samples to its own copy of the request.
 Once a chunk of a request failed (`ChunkOutput.error`), its chunks in later steps that were already in flight fail too.
+
+What is made for each request in each step is a `NamedTuple`: five times cheaper to make than a frozen dataclass, and
+making them is half the cost of scheduling 64 decodes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headstart.core.request import FinishReason, SamplingParams
 
@@ -21,8 +25,7 @@ class NewRequestData:
     params: SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
+class ScheduledChunk(NamedTuple):
     """Compute tokens `[start, start + num_scheduled_tokens)` of one request; the context ends with the last of them.
 
     `block_ids` replace the worker's block table from entry `block_offset` on (offset 0: the whole table anew).
@@ -51,8 +54,7 @@ class SchedulerOutput:
         return sum(chunk.num_scheduled_tokens for chunk in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """Natural-log probability of one token, its rank (1 = most likely) and the best alternatives as `(id, logprob)`.
 
     Taken from the raw logits (before temperature, penalties and filters), as OpenAI's API reports them.
@@ -64,8 +66,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkOutput:
+class ChunkOutput(NamedTuple):
     """Result of one chunk. `token_ids` is empty when the chunk does not sample.
 
     `prompt_logprobs`: for requests with `params.prompt_logprobs`, one entry for each *prompt* token
@@ -89,8 +90,7 @@ class ModelOutput:
     sample_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """News of one request for its caller. The last has a `finish_reason`; `stop_token_id` says which token ended it.
 
     `token_ids` never holds the stop token's id: a stop token ends the text and is no part of it.
