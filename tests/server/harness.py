@@ -8,8 +8,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import httpx
@@ -109,10 +109,10 @@ class ScriptedEngine:
             )
             ledger, prompt_logprobs = (), ()
             if stop_at is None and start + self.batch >= len(shown) and self.end is None:
-                output = replace(output, finish_reason=FinishReason.LENGTH)
+                output = output._replace(finish_reason=FinishReason.LENGTH)
             yield output
         if self.end is not None:
-            yield replace(self.end, request_id=request.request_id, time=time.monotonic())
+            yield self.end._replace(request_id=request.request_id, time=time.monotonic())
         elif stop_at is not None or not shown:
             yield RequestOutput(
                 request.request_id,
@@ -122,7 +122,7 @@ class ScriptedEngine:
                 num_output_tokens=count + (stop_at is not None),
                 num_cached_tokens=3,
                 time=time.monotonic(),
-                ledger=ledger,
+                ledger=ledger if tokens else (),
             )
 
     def wait_until(self, condition: Callable[[], bool], timeout: float = 10.0) -> None:
@@ -159,8 +159,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(make_app: Callable[[], ASGIApp], *, grace_seconds: int = 1) -> Iterator[Running]:
-    """Serve what `make_app` makes (inside the server's event loop) until the block ends."""
+def serving(
+    make_app: Callable[[], ASGIApp], *, grace_seconds: int = 1, end: Callable[[], Awaitable[None]] | None = None
+) -> Iterator[Running]:
+    """Serve what `make_app` makes (inside the server's event loop) until the block ends, then await `end()`."""
     listener = listen(ServerConfig(port=0))
     url = url_of(listener)
     started = threading.Event()
@@ -170,6 +172,8 @@ def serving(make_app: Callable[[], ASGIApp], *, grace_seconds: int = 1) -> Itera
         found["loop"] = asyncio.get_running_loop()
         server = found["server"] = make_server(make_app(), on_listening=started.set, grace_seconds=grace_seconds)
         await server.serve(sockets=[listener])
+        if end is not None:
+            await end()
 
     def run() -> None:
         try:

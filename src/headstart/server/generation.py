@@ -170,14 +170,15 @@ class GenerationEndpoint:
     async def _stream(self, job: Job, reply: _Reply) -> None:
         encoder = self._api.encoder(job.head, job.asked)
         ledger: Ledger | None = None
+        started = False
         left = len(job.choices)
         last = b""
         async with aclosing(self._deltas(job)) as deltas:
             async for delta in deltas:
                 event = encoder.chunk(delta)
                 left -= delta.finish_reason is not None
-                if ledger is None:
-                    ledger = self._first_text(job, delta)
+                if not started:
+                    ledger, started = self._first_text(job, delta), True
                     await reply.start(sse.HEADERS, ledger)
                 if left:
                     await reply.write(event)
@@ -189,10 +190,12 @@ class GenerationEndpoint:
 
     async def _whole(self, job: Job, reply: _Reply) -> None:
         ledger: Ledger | None = None
+        started = False
         wholes = [Whole(choice.index) for choice in job.choices]
         async with aclosing(self._deltas(job)) as deltas:
             async for delta in deltas:
-                ledger = ledger or self._first_text(job, delta)
+                if not started:
+                    ledger, started = self._first_text(job, delta), True
                 wholes[delta.index].add(delta)
         answer = {
             **job.head.fields(self._api.object()),
@@ -204,7 +207,10 @@ class GenerationEndpoint:
         await reply.start(headers, ledger)
         await reply.write(body, more=False)
 
-    def _first_text(self, job: Job, delta: Delta) -> Ledger:
+    def _first_text(self, job: Job, delta: Delta) -> Ledger | None:
+        """The ledger as of now; None for a request without any token (a prompt that was only scored)."""
+        if not delta.source.ledger:
+            return None
         ledger = job.stamps.ledger(delta.source, time.monotonic())
         self._services.collector.first_token(ledger)
         return ledger
