@@ -5,7 +5,6 @@ The engine loop and the offline `LLM` both run on it, so a request meets the sam
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -72,5 +71,5 @@ class StepDriver:
         self._ledgers.observe(self._core.take_events())
         for index, output in enumerate(outputs):
             if output.num_output_tokens and (ledger := self._ledgers.take(output.request_id)):
-                outputs[index] = dataclasses.replace(output, ledger=ledger)
+                outputs[index] = output._replace(ledger=ledger)
         return outputs
