@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from headstart.bench.command import bench
+from headstart.bench.command import Bar, bench
+from headstart.bench.record import RequestRecord
 from headstart.bench.report import read_report
 from tests.bench.scripted import ScriptedServer, scripted_server
 
@@ -49,6 +51,26 @@ def test_a_run_prints_a_table_and_writes_the_file(server: ScriptedServer, tmp_pa
     for text in ("idle 30", "idle 50", "TTFT", "largest gap", "SLO met", "100.0%", "prefill 50 tokens per s"):
         assert text in result.output
     assert read_report(path).num_answered == 4
+
+
+def test_the_bar_counts_and_leaves_nothing_behind() -> None:
+    out = io.StringIO()
+    ended = RequestRecord(target="A", round=0, group="g", index=0)
+    with Bar(out, shown=True, several=True, rounds=3) as bar:
+        bar.round_begins("A", 1, 2)
+        for _ in range(3):  # one more than was announced
+            bar.request_ended(ended)
+        bar.round_begins("B", 1, 0)
+    first, *_, last, end = out.getvalue().split("\r\x1b[K")[1:]
+    assert first.startswith("A round 2/3 [")
+    assert first.endswith("0/2")
+    assert last.startswith("B round 2/3")
+    assert end == ""
+
+    with Bar(out := io.StringIO(), shown=False, several=False, rounds=1) as bar:
+        bar.preparing("A")
+        bar.round_begins("A", 0, 2)
+    assert out.getvalue() == ""
 
 
 def test_two_servers(server: ScriptedServer) -> None:

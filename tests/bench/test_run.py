@@ -16,7 +16,7 @@ from headstart.bench.report import Report, read_report, write_report
 from headstart.bench.run import run_async
 from tests.bench.scripted import Call, ScriptedServer, answer, scripted_server
 
-QUICK: dict[str, Any] = {"rate": 1000.0, "short_interval": 0.001, "timeout": 20.0, "speed": 1000.0}
+QUICK: dict[str, Any] = {"rate": 1000.0, "short_interval": 0.001, "timeout": 60.0, "speed": 1000.0}
 
 
 def options(url: str, **changes: Any) -> BenchOptions:

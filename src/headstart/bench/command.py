@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, get_args
+from typing import Any, TextIO, get_args
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headstart.bench.options import ApiName, BenchError, BenchOptions, LengthDist, WorkloadName
 from headstart.bench.record import RequestRecord
@@ -56,39 +57,56 @@ def _parse_dist(ctx: click.Context, param: click.Parameter, value: str | None) -
         raise click.BadParameter(str(error), ctx, param) from None
 
 
-class _Bar:
-    """A progress bar on stderr; `BenchOptions` and `run` know only the protocol that it fills."""
+class Bar:
+    """A progress bar of one line on a terminal. Drawing it takes microseconds, in the thread that takes the times.
 
-    def __init__(self, *, shown: bool, several: bool, rounds: int) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        # Few redraws: each takes a core that the server may be using.
-        self._bar = Progress(
-            *columns, console=console, transient=True, refresh_per_second=2, disable=not (shown and console.is_terminal)
-        )
-        self._task = self._bar.add_task("preparing", total=None)
+    A richer one would render for milliseconds, in a thread of its own, while the event loop waits for the interpreter:
+    it would show up in the very times that are measured.
+    """
+
+    WIDTH = 30
+    INTERVAL_S = 0.1
+
+    def __init__(self, out: TextIO, *, shown: bool, several: bool, rounds: int) -> None:
+        self._out = out
+        self._shown = shown
         self._several = several
         self._rounds = rounds
+        self._label = ""
+        self._done = self._total = 0
+        self._drawn_at = 0.0
 
-    def __enter__(self) -> _Bar:
-        self._bar.start()
+    def __enter__(self) -> Bar:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        self._write("\r\x1b[K")
 
     def preparing(self, target: str) -> None:
-        self._bar.update(self._task, description=f"preparing {target}")
+        self._write(f"\r\x1b[Kpreparing {target}")
 
     def round_begins(self, target: str, round_index: int, num_requests: int) -> None:
         name = f"{target} " if self._several else ""
-        round_text = f"round {round_index + 1}/{self._rounds}" if self._rounds > 1 else "requests"
-        self._bar.reset(self._task, total=num_requests, description=f"{name}{round_text}")
+        self._label = name + (f"round {round_index + 1}/{self._rounds}" if self._rounds > 1 else "requests")
+        self._done, self._total = 0, max(1, num_requests)
+        self._draw()
 
     def request_ended(self, record: RequestRecord) -> None:
-        self._bar.advance(self._task)
+        self._done = min(self._done + 1, self._total)
+        if time.monotonic() - self._drawn_at >= self.INTERVAL_S:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn_at = time.monotonic()
+        filled = self.WIDTH * self._done // self._total
+        self._write(f"\r\x1b[K{self._label} [{'#' * filled:-<{self.WIDTH}}] {self._done}/{self._total}")
+
+    def _write(self, text: str) -> None:
+        if self._shown:
+            self._out.write(text)
+            self._out.flush()
 
 
 def _default(name: str) -> Any:
@@ -153,7 +171,8 @@ def bench(ctx: click.Context, /, json_file: Path | None, progress: bool, **value
     _refuse_inert_options(ctx, values["workload"])
     options = BenchOptions(**values)
     try:
-        with _Bar(shown=progress, several=bool(options.against), rounds=options.rounds) as bar:
+        shown = progress and sys.stderr.isatty()
+        with Bar(sys.stderr, shown=shown, several=bool(options.against), rounds=options.rounds) as bar:
             report = run(options, bar)
         print_report(report, Console())
         if json_file is not None:
