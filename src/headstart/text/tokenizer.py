@@ -60,8 +60,9 @@ class Tokenizer:
         """
         try:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except UnicodeEncodeError as error:
-            raise ValueError(f"the text is no valid Unicode: a lone surrogate at character {error.start}") from None
+        except TypeError:  # what the library makes of a str that has no UTF-8
+            _check_unicode(text)
+            raise
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Bytes that are no valid UTF-8 become U+FFFD; ids without a token are nothing."""
@@ -85,6 +86,13 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         """The id of a token by its exact text in the vocabulary, e.g. `<|im_end|>`."""
         return self._tokenizer.token_to_id(token)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text is no valid Unicode: a lone surrogate at character {error.start}") from None
 
 
 def special_token_texts(files: ModelFiles, tokenizer: Tokenizer) -> dict[str, str]:
