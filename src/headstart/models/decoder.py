@@ -48,7 +48,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, layout: BatchLayout, pool: KVPool) -> Tensor:
-        """Hidden states after the final norm, `[T, C]`, of token ids `[T]`. Writes their keys and values to the pool."""
+        """Hidden states after the final norm, `[T, C]`, of token ids `[T]`. Writes keys and values to the pool."""
         shape = PoolShape(pool.num_blocks, pool.block_size, pool.dtype)
         cos, sin = self._rotary.rows(layout.positions)
         step = self.ops.attention_step(layout, self._heads, shape, cos, sin)

@@ -1,8 +1,8 @@
 """Rotary embedding, KV write and paged attention of one step for float32 on CPU, bit-equal however a step is composed.
 
 Owns the step's plan (made once, used by every layer): which rows go through torch's flash attention together, over
-which slots, under which mask. Rows and contexts are padded to the shapes that `flash_shapes` found safe; padding keys are
-other slots of the pool, masked out. They must be finite, so what is written is made finite.
+which slots, under which mask. Rows and contexts are padded to the shapes that `flash_shapes` found safe; padding keys
+are other slots of the pool, masked out. They must be finite, so what is written is made finite.
 
 A context whose blocks follow each other is read in place; any other is gathered, block by block, into a scratch buffer.
 """
@@ -175,7 +175,7 @@ class CpuAttentionStep:
             cache.index_copy_(1, self._scatter_slots, _finite(rows, cache.dtype))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """`queries` is what `rotate_and_write` returned: it lies in the step's buffer, of which the pieces are views."""
+        """`queries` is what `rotate_and_write` returned; it lies in a buffer of which the pieces are views."""
         assert queries.data_ptr() == self._rotated.data_ptr(), "attend takes what rotate_and_write returned"
         scale = self._heads.scale
         for context in self._contexts:

@@ -2,9 +2,9 @@
 
 Torch's kernel multiplies tiles of query rows with up to 512 keys at a time. Its matrix library chooses an order of
 summation by the tile's shape: very few rows, or some numbers of keys, are summed differently in the last bits. So
-query rows are padded to a multiple of `row_multiple`, and contexts to a length from `padded`, both of which agree with a
-full tile. Padding is masked out and adds exact zeros. What was found on an AVX2 machine: 4 rows; all multiples of 16 keys
-but 208 to 368.
+query rows are padded to a multiple of `row_multiple`, and contexts to a length from `padded`, both of which agree with
+a full tile. Padding is masked out and adds exact zeros. What was found on an AVX2 machine: 4 rows; all multiples of 16
+keys but 208 to 368.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def flash_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Attention of q `[b, h, rows, D]` over k, v `[b, h, context, D]`; strides may be 0. mask: `[.., rows, context]`."""
+    """Attention of q `[b, h, rows, D]` over k, v `[b, h, context, D]`; strides may be 0. mask is added."""
     return _flash(queries, keys, values, 0.0, False, attn_mask=mask, scale=scale)[0]
 
 
