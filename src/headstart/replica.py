@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 
 from headstart.config import Config, SchedulerConfig
@@ -86,4 +87,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_code = main(sys.argv[1:])
+    logging.shutdown()
+    os._exit(exit_code)  # at once: the interpreter takes its time to take torch apart

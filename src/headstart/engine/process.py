@@ -33,7 +33,7 @@ class EngineProcess:
                 [*command, str(child_end.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(child_end.fileno(),),
-                start_new_session=True,  # Ctrl-C in the terminal is for the API process, which then ends the engine
+                process_group=0,  # Ctrl-C in the terminal is for the API process, which then ends the engine
                 env=_environment(),
             )
         message = StartMessage(

@@ -6,7 +6,6 @@ It must not know where outputs come from; one event loop's thread uses it.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 
 from headstart.core.step import RequestOutput
@@ -21,8 +20,7 @@ def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
     """
     if len(outputs) == 1:
         return outputs[0]
-    return dataclasses.replace(
-        outputs[-1],
+    return outputs[-1]._replace(
         token_ids=tuple(token for output in outputs for token in output.token_ids),
         logprobs=tuple(entry for output in outputs for entry in output.logprobs),
         prompt_logprobs=tuple(entry for output in outputs for entry in output.prompt_logprobs),

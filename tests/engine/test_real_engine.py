@@ -1,0 +1,160 @@
+"""The whole engine on a real, small model (stories260K): launched as the server launches it, and offline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from headstart.config import CacheConfig, Config, ConfigError, ModelConfig, SchedulerConfig
+from headstart.core.request import EngineRequest, FinishReason, SamplingParams
+from headstart.engine import AsyncEngine
+from headstart.executor.base import StartupError
+from headstart.hub import resolve
+from headstart.launch import launch_engine
+from headstart.llm import LLM
+from headstart.perf.model_spec import read_model_spec
+from tests.fixtures.stories import make_stories_folder, shared_data
+
+KV_BYTES = 8 * 1024 * 1024
+BOS = 1
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_stories_folder(tmp_path_factory.mktemp("stories"))
+
+
+@pytest.fixture(scope="module")
+def golden() -> list[int]:
+    """The greedy continuation of BOS alone."""
+    path = shared_data("models", "stories260K-hf", "golden_greedy.json")
+    ids: list[int] = json.loads(path.read_text(encoding="utf-8"))["greedy_ids"]
+    return ids
+
+
+def make_config(model: Path, *, max_model_len: int | None = None) -> Config:
+    return Config(
+        model=ModelConfig(model=str(model), threads=1, max_model_len=max_model_len),
+        cache=CacheConfig(kv_cache_memory=KV_BYTES),
+        scheduler=SchedulerConfig(max_num_batched_tokens=64, mixed_step_tokens=32, max_num_seqs=16),
+    )
+
+
+def launch(config: Config) -> AsyncEngine:
+    files = resolve(config.model.model, progress=None)
+    return launch_engine(config, files, read_model_spec(files))
+
+
+@pytest.fixture
+async def engine(model: Path) -> AsyncIterator[AsyncEngine]:
+    launched = launch(make_config(model))
+    yield launched
+    await launched.shutdown()
+
+
+def make_request(request_id: str, prompt: tuple[int, ...] = (BOS,), max_tokens: int = 100) -> EngineRequest:
+    return EngineRequest(request_id, prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0), time.monotonic())
+
+
+async def test_served_streams_are_exact_whatever_runs_beside_them_and_leave_nothing(
+    engine: AsyncEngine, golden: list[int]
+) -> None:
+    async def complete(index: int) -> None:
+        prompt = (BOS, *golden[: index % 30])
+        tokens: list[int] = []
+        async for output in engine.generate(make_request(f"r{index}", prompt, 20)):
+            tokens += output.token_ids
+        assert tokens == golden[index % 30 :][:20]
+
+    async def leave(index: int) -> None:
+        async with contextlib.aclosing(engine.generate(make_request(f"leaves{index}"))) as stream:
+            await anext(stream)
+
+    await asyncio.gather(*(complete(index) for index in range(64)), *(leave(index) for index in range(16)))
+    stats = await engine.ping()
+    assert (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, stats.num_blocks)
+    assert stats.prompt_tokens_cached > 0
+
+
+async def test_a_damaged_model_file_is_one_line(model: Path, tmp_path: Path) -> None:
+    damaged = make_stories_folder(tmp_path / "damaged")
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    launched = launch(make_config(damaged))
+    with pytest.raises(StartupError) as caught:
+        await launched.wait_ready()
+    await launched.shutdown()
+    assert "model.safetensors" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    small_steps = {"max_num_batched_tokens": 32, "mixed_step_tokens": 16, "max_num_seqs": 8}
+    with LLM(str(model), threads=1, kv_cache_memory=KV_BYTES, **small_steps) as made:
+        yield made
+
+
+GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
+
+
+def test_offline_tokens_are_the_golden_ones(llm: LLM, golden: list[int]) -> None:
+    params = SamplingParams(max_tokens=256, temperature=0.0)
+    (completion,) = llm.generate([[BOS]], params, ignore_eos=True)
+    assert list(completion.token_ids) == golden[:256]
+    assert completion.finish_reason is FinishReason.LENGTH
+    assert completion.text.startswith("Once upon a time")
+    assert sum(seconds for _, seconds in completion.ledger) > 0
+
+
+def test_offline_prompts_are_texts_or_ids_and_come_back_in_order(llm: LLM) -> None:
+    texts = [f"Once there was a {animal}" for animal in ("cat", "dog", "fish", "bird")]
+    by_text = llm.generate(texts, GREEDY)
+    by_ids = llm.generate([llm.tokenizer.encode(text) for text in reversed(texts)], GREEDY)
+    assert [one.text for one in by_text] == [one.text for one in reversed(by_ids)]
+    assert len({one.text for one in by_text}) == 4
+    stats = llm.stats()
+    assert stats.num_free_blocks == stats.num_blocks
+
+
+def test_offline_stop_strings_end_a_text_before_them(llm: LLM) -> None:
+    (whole,) = llm.generate(["Once upon a time"], GREEDY)
+    word = whole.text.split()[5]
+    (stopped,) = llm.generate(["Once upon a time"], GREEDY, stop=[word])
+    assert stopped.text == whole.text[: whole.text.index(word)]
+    assert (stopped.finish_reason, stopped.stop) == (FinishReason.STOP, word)
+    assert stopped.num_cached_tokens == 0 or stopped.num_cached_tokens < len(stopped.prompt_token_ids)
+    assert len(stopped.token_ids) < 64
+
+
+def test_offline_chat_renders_the_template(llm: LLM) -> None:
+    completion = llm.chat([{"role": "user", "content": "Tell me about a cat."}], SamplingParams(max_tokens=8))
+    text = llm.tokenizer.decode(completion.prompt_token_ids)
+    assert text.strip() == "user: Tell me about a cat.\nassistant:"
+
+
+def test_offline_options_are_checked(model: Path, llm: LLM) -> None:
+    with pytest.raises(ConfigError, match="did you mean max_num_seqs"):
+        LLM(str(model), max_num_seq=3)
+    with pytest.raises(ConfigError, match="unknown option port"):
+        LLM(str(model), port=3)
+    with pytest.raises(ValueError, match="2 prompts but 1"):
+        llm.generate(["a", "b"], [GREEDY])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_len": 4096}, "4096.*512"),
+        ({"max_model_len": 512, "kv_cache_memory": 1 << 16}, "512"),
+    ],
+)
+def test_a_context_that_cannot_be_served_is_a_startup_error(model: Path, options: dict[str, int], message: str) -> None:
+    with pytest.raises(StartupError, match=message):
+        LLM(str(model), threads=1, **options)
