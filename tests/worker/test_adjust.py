@@ -36,6 +36,8 @@ _request = st.fixed_dictionaries(
     }
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @settings(deadline=None)
 @given(st.lists(_request, min_size=1, max_size=5), st.integers(0, 1000))

@@ -11,23 +11,18 @@ from hypothesis import strategies as st
 
 from headstart.worker import draw as draw_module
 from headstart.worker.draw import DrawParams, argmax, draw
+from headstart.worker.sampling_state import uniform
 from tests.worker.oracles import distribution
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 GRID = 4000  # evenly spaced uniforms: a token of probability p is drawn p * GRID times, up to rounding at its two ends
 
 
-def params(rows: int, vocab: int, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=None) -> DrawParams:
-    def column(value: float) -> torch.Tensor:
-        return torch.full((rows, 1), value, dtype=torch.float64)
-
-    number = uniform if uniform is not None else ((torch.arange(rows, dtype=torch.float64) + 0.5) / rows)[:, None]
-    k = min(top_k, vocab) if top_k else vocab
-    return DrawParams(column(temperature), torch.full((rows, 1), k), column(top_p), column(min_p), number)
-
-
-def drawn_counts(logits: list[float], **settings_: float) -> list[int]:
+def drawn_counts(logits: list[float], **kinds: float) -> list[int]:
+    """How often each token is drawn over the grid."""
     rows = torch.tensor([logits], dtype=torch.float32).repeat(GRID, 1)
-    token_ids = draw(rows, params(GRID, len(logits), **settings_))
+    token_ids = draw(rows, [DrawParams((place + 0.5) / GRID, **kinds) for place in range(GRID)])
     return torch.bincount(token_ids, minlength=len(logits)).tolist()
 
 
@@ -97,31 +92,24 @@ def test_logits_as_far_apart_as_float32_allows():
 @pytest.mark.parametrize("kinds", [{}, {"top_k": 3}, {"top_p": 0.99}, {"min_p": 0.2}])
 def test_the_ends_of_the_unit_interval_draw_tokens_that_are_kept(kinds):
     logits = torch.tensor([[3.0, 2.9, 2.8, -1000.0, -1000.0]]).repeat(2, 1)
-    ends = torch.tensor([[0.0], [1.0 - 2.0**-53]], dtype=torch.float64)
-    token_ids = draw(logits, params(2, 5, uniform=ends, **kinds))
+    token_ids = draw(logits, [DrawParams(0.0, **kinds), DrawParams(1.0 - 2.0**-53, **kinds)])
     assert set(token_ids.tolist()) <= {0, 1, 2}
     assert token_ids[0] == 0
 
 
-def _mixed(rows: int) -> DrawParams:
+def _mixed(rows: int) -> list[DrawParams]:
     """Rows of every kind: unfiltered, small and large top-k, peaked and flat top-p, min-p."""
     cycle = [(1.0, 0, 1.0, 0.0), (0.8, 20, 1.0, 0.0), (1.0, 2000, 0.9, 0.0), (0.3, 0, 0.9, 0.0), (8.0, 0, 0.95, 0.0)]
     cycle += [(1.0, 0, 1.0, 0.05), (1.0, 50, 0.9, 0.01), (1.3, 0, 0.8, 0.001)]
-    picked = [cycle[row % len(cycle)] for row in range(rows)]
-    generator = torch.Generator().manual_seed(5)
-    columns = torch.tensor(picked, dtype=torch.float64)
-    top_k = torch.where(columns[:, 1:2] > 0, columns[:, 1:2], 3001).long()
-    uniform = torch.rand(rows, 1, generator=generator, dtype=torch.float64)
-    return DrawParams(columns[:, 0:1], top_k, columns[:, 2:3], columns[:, 3:4], uniform)
+    return [DrawParams(uniform(5, row), *cycle[row % len(cycle)]) for row in range(rows)]
 
 
 def test_a_row_is_drawn_alike_alone_and_among_others():
     logits = torch.randn(64, 3001, generator=torch.Generator().manual_seed(1)) * 4
-    together = draw(logits, _mixed(64))
-    alone = torch.cat([draw(logits[row : row + 1], _mixed(64).rows(slice(row, row + 1))) for row in range(64)])
-    assert together.tolist() == alone.tolist()
-    backwards = draw(logits.flip(0), _mixed(64).rows(torch.arange(63, -1, -1)))
-    assert together.tolist() == backwards.flip(0).tolist()
+    params = _mixed(64)
+    together = draw(logits, params).tolist()
+    assert together == [draw(logits[row : row + 1], params[row : row + 1]).item() for row in range(64)]
+    assert together == draw(logits.flip(0), params[::-1]).flip(0).tolist()
 
 
 def test_argmax_takes_the_lowest_id_of_equals():

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from headstart.worker.logprobs import token_logprobs
 from tests.worker.oracles import logprob_and_rank
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 _logit = st.one_of(st.sampled_from([-1.0, 0.0, 2.0]), st.floats(-40, 40, width=32))
 
 

@@ -20,9 +20,9 @@ def adjust_logits(logits: Tensor, states: Sequence[SamplingState]) -> None:
     """Apply every request's logit bias and penalties to its row of `logits` [R, V] float32, in place.
 
     Order, as in vLLM: the bias is added; then for each token of prompt or output the repetition penalty divides a
-    positive logit and multiplies a negative one (Keskar et al. 2019, as transformers does); then for each *output* token
-    `frequency_penalty * count + presence_penalty` is subtracted (OpenAI's definition). Computed in float64; a result
-    outside float32's finite range becomes its nearest finite number, so no setting can make a row non-finite.
+    positive logit and multiplies a negative one (Keskar et al. 2019, as transformers does); then for each *output*
+    token `frequency_penalty * count + presence_penalty` is subtracted (OpenAI's definition). Computed in float64; a
+    result outside float32's finite range becomes its nearest finite number, so no setting makes a row non-finite.
     """
     _add_bias(logits, [(row, state) for row, state in enumerate(states) if len(state.bias_ids)])
     _penalise(logits, [(row, state) for row, state in enumerate(states) if state.counts is not None])

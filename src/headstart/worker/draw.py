@@ -8,39 +8,35 @@ Definitions, in this order (vLLM's; each filter alone means the same in Hugging 
   min-p        keeps tokens with p >= min_p * max(p)
   top-k        keeps the k most likely
   top-p        keeps the fewest most likely tokens whose share of the mass left so far reaches top_p (at least one)
-Ranks are settled: of two equal logits the lower token id is the more likely one. So top_k=1 is greedy, and a filter's last
-place never depends on a sorting algorithm (transformers keeps every token that ties with the k-th).
+Ranks are settled: of two equal logits the lower token id is the more likely one. So top_k=1 is greedy, and a filter's
+last place never depends on a sorting algorithm (transformers keeps every token that ties with the k-th).
 
-A token is drawn by inverting the cumulative distribution at one uniform number, in float64 relative to the row's largest
-logit: any temperature from the least positive double to infinity is well defined. What is drawn for a row depends on
-that row, its parameters and its number only: rows are never reduced together.
+A token is drawn by inverting the cumulative distribution at one uniform number, in float64 relative to the row's
+largest logit: any temperature from the least positive double to infinity is well defined. What is drawn for a row
+depends on that row, its parameters and its number only: rows are never reduced together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-SHORTLIST = 1024  # largest top_k for which a selection of k values replaces a sort of all; also the first guess for top-p
+SHORTLIST = 1024  # up to this top_k the k largest values are selected, not all sorted; also the first guess for top-p
 
 
 @dataclass(frozen=True, slots=True)
 class DrawParams:
-    """Parameters of R rows, each [R, 1] float64 on the logits' device; `top_k` is int64 in 1..V."""
+    """How one row is drawn, and the number that decides it."""
 
-    temperature: Tensor  # > 0
-    top_k: Tensor
-    top_p: Tensor  # 0..1
-    min_p: Tensor  # 0..1
-    uniform: Tensor  # in [0, 1)
-
-    def rows(self, index: Tensor | slice) -> DrawParams:
-        return DrawParams(
-            self.temperature[index], self.top_k[index], self.top_p[index], self.min_p[index], self.uniform[index]
-        )
+    uniform: float  # in [0, 1)
+    temperature: float = 1.0  # > 0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 0..1
+    min_p: float = 0.0  # 0..1
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -50,42 +46,74 @@ def argmax(logits: Tensor) -> Tensor:
     return torch.argmax(logits, dim=1)
 
 
-def draw(logits: Tensor, params: DrawParams) -> Tensor:
-    """Token ids [R] int64 drawn from finite `logits` [R, V] float32."""
-    unranked = (params.top_k >= logits.shape[1]) & (params.top_p >= 1.0)
-    selected = params.top_k <= SHORTLIST
-    kinds = (unranked.long() + 2 * (selected & ~unranked).long()).flatten().tolist()
-    token_ids = torch.empty(len(kinds), dtype=torch.int64, device=logits.device)
-    for kind, draw_rows in ((0, _draw_top_p), (1, _draw_unranked), (2, _draw_top_k)):
-        rows = [row for row, its_kind in enumerate(kinds) if its_kind == kind]
-        if len(rows) == len(kinds):
-            return draw_rows(logits, params)
-        if rows:
-            index = torch.tensor(rows, device=logits.device)
-            token_ids[index] = draw_rows(logits[index], params.rows(index))
+def draw(logits: Tensor, params: Sequence[DrawParams]) -> Tensor:
+    """Token ids [R] int64 drawn from finite `logits` [R, V] float32, a row for each of `params`."""
+    ways = [_way(each, logits.shape[1]) for each in params]
+    if len(set(ways)) == 1:
+        return ways[0](logits, _Columns.of(params, logits))
+    token_ids = torch.empty(len(ways), dtype=torch.int64, device=logits.device)
+    for way in dict.fromkeys(ways):
+        rows = [row for row, its_way in enumerate(ways) if its_way is way]
+        token_ids[rows] = way(logits[rows], _Columns.of([params[row] for row in rows], logits))
     return token_ids
 
 
-def _draw_unranked(logits: Tensor, params: DrawParams) -> Tensor:
-    """Rows without top-k and top-p: the distribution is inverted in the order of token ids, so nothing is sorted."""
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Parameters of R rows, each [R, 1] float64 on the logits' device; `top_k` is int64 in 1..V."""
+
+    uniform: Tensor
+    temperature: Tensor
+    top_p: Tensor
+    reach: Tensor  # how far below the largest min-p lets a scaled logit be: -log(min_p), infinity where it is off
+    top_k: Tensor
+
+    @classmethod
+    def of(cls, params: Sequence[DrawParams], logits: Tensor) -> _Columns:
+        vocab_size = logits.shape[1]
+        with np.errstate(divide="ignore"):
+            reach = -np.log([each.min_p for each in params])
+        top_k = [min(each.top_k, vocab_size) if each.top_k > 0 else vocab_size for each in params]
+        rows = [
+            [each.uniform for each in params],
+            [each.temperature for each in params],
+            [each.top_p for each in params],
+        ]
+        columns = torch.from_numpy(np.array([*rows, reach, top_k])[:, :, None]).to(logits.device)
+        return cls(*columns[:4], top_k=columns[4].long())
+
+    def rows(self, index: Tensor) -> _Columns:
+        return _Columns(*(getattr(self, name)[index] for name in self.__slots__))
+
+
+def _way(params: DrawParams, vocab_size: int) -> Callable[[Tensor, _Columns], Tensor]:
+    """The cheapest exact way for one row; decided by its own parameters alone, so never by other rows."""
+    unlimited = params.top_k <= 0 or params.top_k >= vocab_size
+    if unlimited and params.top_p >= 1.0:
+        return _draw_unranked
+    return _draw_top_p if unlimited else _draw_top_k
+
+
+def _draw_unranked(logits: Tensor, params: _Columns) -> Tensor:
+    """Without top-k and top-p the distribution is inverted in the order of token ids, so nothing is sorted."""
     weights = _weights(logits, params)
     return _invert(weights.cumsum_(dim=1), params.uniform).flatten()
 
 
-def _draw_top_k(logits: Tensor, params: DrawParams) -> Tensor:
-    """Rows with a small top-k: only the k largest values matter."""
-    values = _largest(logits, int(params.top_k.max()))
+def _draw_top_k(logits: Tensor, params: _Columns) -> Tensor:
+    """Only the k largest values matter."""
+    count = int(params.top_k.max())
+    values = _largest(logits, count if count <= SHORTLIST else logits.shape[1])
     return _token_at(logits, values, _draw_place(values, params, total=None))
 
 
-def _draw_top_p(logits: Tensor, params: DrawParams) -> Tensor:
-    """Rows with top-p: a shortlist if it surely holds the nucleus, else all values sorted."""
+def _draw_top_p(logits: Tensor, params: _Columns) -> Tensor:
+    """With top-p alone: a shortlist if it surely holds the nucleus, else all values sorted."""
     values = _largest(logits, min(SHORTLIST, logits.shape[1]))
     total = _weights(logits, params).sum(dim=1, keepdim=True)
-    short = _exp_of_sorted(values, params).sum(dim=1, keepdim=True)
-    # With a top_k past the shortlist `total` is not what top-p is a share of.
-    unsure = ((short <= params.top_p * total) | (params.top_k < logits.shape[1])).flatten()
+    short = _scale(values, values[:, :1], params).neg_().exp_().sum(dim=1, keepdim=True)
     token_ids = _token_at(logits, values, _draw_place(values, params, total))
+    unsure = (short <= params.top_p * total).flatten()
     if bool(unsure.any()):
         index = unsure.nonzero().flatten()
         logits, params = logits[index], params.rows(index)
@@ -94,14 +122,14 @@ def _draw_top_p(logits: Tensor, params: DrawParams) -> Tensor:
     return token_ids
 
 
-def _draw_place(values: Tensor, params: DrawParams, total: Tensor | None) -> Tensor:
+def _draw_place(values: Tensor, params: _Columns, total: Tensor | None) -> Tensor:
     """Which place of `values` [R, M] (sorted, largest first) is drawn, [R, 1].
 
     `total`: mass that min-p leaves, where `values` may not hold all of it.
     """
-    scaled = _scale(values, values[:, :1], params)  # ascending from 0: how far below the largest
+    scaled = _scale(values, values[:, :1], params)  # ascending from 0
     cumulative = scaled.neg().exp_().cumsum_(dim=1)
-    kept = torch.searchsorted(scaled, -params.min_p.log(), right=True)
+    kept = torch.searchsorted(scaled, params.reach, right=True)
     kept = torch.minimum(kept, params.top_k)
     mass = cumulative.gather(1, kept - 1) if total is None else total
     nucleus = torch.searchsorted(cumulative, params.top_p * mass) + 1
@@ -116,19 +144,15 @@ def _invert(cumulative: Tensor, uniform: Tensor, total: Tensor | None = None) ->
     return torch.searchsorted(cumulative, torch.minimum(uniform * total, below), right=True)
 
 
-def _weights(logits: Tensor, params: DrawParams) -> Tensor:
+def _weights(logits: Tensor, params: _Columns) -> Tensor:
     """exp((logit - largest) / temperature), 0 where min-p drops the token; [R, V] float64."""
     distance = _scale(logits, logits.amax(dim=1, keepdim=True), params)
-    dropped = distance > -params.min_p.log() if bool((params.min_p > 0).any()) else None
+    dropped = distance > params.reach if bool(torch.isfinite(params.reach).any()) else None
     weights = distance.neg_().exp_()
     return weights if dropped is None else weights.masked_fill_(dropped, 0.0)
 
 
-def _exp_of_sorted(values: Tensor, params: DrawParams) -> Tensor:
-    return _scale(values, values[:, :1], params).neg_().exp_()
-
-
-def _scale(logits: Tensor, largest: Tensor, params: DrawParams) -> Tensor:
+def _scale(logits: Tensor, largest: Tensor, params: _Columns) -> Tensor:
     """(largest - logit) / temperature, at least 0, float64."""
     return (largest.double() - logits).div_(params.temperature)
 
@@ -148,6 +172,9 @@ def _token_at(logits: Tensor, values: Tensor, place: Tensor) -> Tensor:
     """Ids [R] of the tokens in `place` [R, 1] of the sorted `values`; equal values rank by id."""
     value = values.gather(1, place)
     tie = place - torch.searchsorted(values.neg(), value.neg())
+    if logits.device.type == "cpu":  # numpy again: a sixth of the time
+        same = logits.numpy() == value.numpy()
+        return torch.tensor([np.flatnonzero(row)[nth] for row, nth in zip(same, tie.flatten().tolist(), strict=True)])
     rows, ids = (logits == value).nonzero(as_tuple=True)
     first = torch.searchsorted(rows, torch.arange(len(logits), device=logits.device))
     return ids[first + tie.flatten()]

@@ -67,7 +67,7 @@ class RequestState:
 
 
 def _outside_vocabulary(prompt: IntArray, params: SamplingParams, vocab_size: int) -> str | None:
-    """Why these ids cannot be computed. The server refuses them; were one to arrive here, it must not end the worker."""
+    """Why these ids cannot be computed. The server refuses them; one that gets here must not end the worker."""
     ids = np.concatenate([prompt, np.array([token for token, _ in params.logit_bias], dtype=np.int64)])
     outside = ids[(ids < 0) | (ids >= vocab_size)]
     return f"token id {outside[0]} is outside the vocabulary (0 to {vocab_size - 1})" if len(outside) else None

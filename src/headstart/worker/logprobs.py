@@ -14,7 +14,7 @@ from headstart.core.step import TokenLogprob
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprob]:
-    """For each row of finite raw `logits` [R, V]: the logprob and rank of its token, and the `num_top` likeliest tokens.
+    """For each row of finite raw `logits` [R, V]: logprob and rank of its token, and the `num_top` likeliest tokens.
 
     Equal logits rank by token id, so ranks are distinct, and the token at rank r <= num_top is the r-th of `top`.
     """

@@ -54,7 +54,7 @@ def free_container_memory(root: Path = _CGROUP_ROOT, own: Path = _CGROUP_OF_SELF
 
 
 def _with_parents(mount: Path, path: str) -> list[Path]:
-    """The cgroup at `path` and all above it. Inside a container the path may not exist: then the mount itself counts."""
+    """The cgroup at `path` and all above it. Inside a container the path may not exist: then the mount counts."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     return [mount.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
 
@@ -98,7 +98,7 @@ class PoolRequest:
 
 
 def num_blocks(request: PoolRequest, free_bytes: int) -> int:
-    """Blocks of the KV pool: the caller's bytes, or half of what is free; never more than `max_num_seqs` longest requests.
+    """Blocks of the KV pool: the caller's bytes, or half of what is free; no more than all requests can use.
 
     Raises `StartupError` when that is more than there is, or holds less than one request.
     """
@@ -107,16 +107,16 @@ def num_blocks(request: PoolRequest, free_bytes: int) -> int:
     count = min(budget // request.bytes_per_block, request.max_num_seqs * blocks_of_longest)
     if request.wanted_bytes is not None and count * request.bytes_per_block > free_bytes:
         raise StartupError(
-            f"kv_cache_memory is {_mb(request.wanted_bytes)}, but only {_mb(free_bytes)} are free after loading the model: "
-            "lower it, or leave it out to use half of what is free"
+            f"kv_cache_memory is {_mb(request.wanted_bytes)}, but only {_mb(free_bytes)} are free after loading the "
+            "model: lower it, or leave it out to use half of what is free"
         )
     needed = -(-request.min_tokens // request.block_size)
     if count < needed:
         source = f"half of the {_mb(free_bytes)} free" if request.wanted_bytes is None else "kv_cache_memory"
         raise StartupError(
-            f"the KV pool would hold {count * request.block_size} tokens ({_mb(budget)}, {source}), but one request needs "
-            f"{request.min_tokens} tokens ({_mb(needed * request.bytes_per_block)}): free memory, raise kv_cache_memory, "
-            "or lower max_model_len"
+            f"the KV pool would hold {count * request.block_size} tokens ({_mb(budget)}, {source}), but one request "
+            f"needs {request.min_tokens} tokens ({_mb(needed * request.bytes_per_block)}): free memory, raise "
+            "kv_cache_memory, or lower max_model_len"
         )
     return count
 

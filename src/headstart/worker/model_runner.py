@@ -1,8 +1,8 @@
 """The model runner: one step from the scheduler's words to tokens.
 
 Owns the order of a step (forget, learn, forward, sample, report) and the worker's copy of the requests; knows the model
-only as a `Decoder` and nothing of how a step was scheduled or where memory comes from. Letters: T rows of a step, R rows
-that need logits, V vocabulary, C hidden size.
+only as a `Decoder` and nothing of how a step was scheduled or where memory comes from. Letters: T rows of a step,
+R rows that need logits, V vocabulary, C hidden size.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ModelRunner:
             self._batch.add(new)
         states = [self._batch.update(chunk) for chunk in step.chunks]
         live = [index for index, state in enumerate(states) if state.error is None]
-        outputs = [ChunkOutput(chunk.request_id, error=state.error) for chunk, state in zip(step.chunks, states)]
+        outputs = [ChunkOutput(state.request_id, error=state.error) for state in states]
         sample_seconds = 0.0
         if live:
             chunks, live_states = [step.chunks[index] for index in live], [states[index] for index in live]

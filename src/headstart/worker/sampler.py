@@ -79,12 +79,10 @@ class Sampler:
             token_ids[greedy] = argmax(logits[greedy])
         for rows in _groups(drawn, logits):
             some = logits[rows[0] : rows[0] + 1] if len(rows) == 1 else logits[rows]
-            token_ids[rows] = draw(some, _draw_params(some, [states[row] for row in rows]))
+            token_ids[rows] = draw(some, [_draw_params(states[row]) for row in rows])
         return token_ids.tolist()
 
-    def _report(
-        self, raw: Tensor, states: Sequence[SamplingState], token_ids: list[int]
-    ) -> dict[int, TokenLogprob]:
+    def _report(self, raw: Tensor, states: Sequence[SamplingState], token_ids: list[int]) -> dict[int, TokenLogprob]:
         asked = [(row, state.params.logprobs) for row, state in enumerate(states)]
         rows = [row for row, count in asked if count is not None]
         counts = [count for _, count in asked if count is not None]
@@ -107,24 +105,6 @@ def _groups(rows: list[int], logits: Tensor) -> Iterator[list[int]]:
         yield rows[start : start + size]
 
 
-def _draw_params(logits: Tensor, states: Sequence[SamplingState]) -> DrawParams:
-    vocab_size = logits.shape[1]
-    params = [state.params for state in states]
-    columns = torch.tensor(
-        [
-            [each.temperature for each in params],
-            [each.top_p for each in params],
-            [each.min_p for each in params],
-            [state.next_uniform() for state in states],
-        ],
-        dtype=torch.float64,
-        device=logits.device,
-    )[:, :, None]
-    top_k = [[min(each.top_k, vocab_size) if each.top_k > 0 else vocab_size] for each in params]
-    return DrawParams(
-        temperature=columns[0],
-        top_p=columns[1],
-        min_p=columns[2],
-        uniform=columns[3],
-        top_k=torch.tensor(top_k, dtype=torch.int64, device=logits.device),
-    )
+def _draw_params(state: SamplingState) -> DrawParams:
+    params = state.params
+    return DrawParams(state.next_uniform(), params.temperature, params.top_k, params.top_p, params.min_p)

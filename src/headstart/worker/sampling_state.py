@@ -76,8 +76,8 @@ class SamplingState:
         bias = dict(params.logit_bias)
         self.bias_ids: IntArray = np.array(list(bias), dtype=np.int64)
         self.bias_values = np.array(list(bias.values()), dtype=np.float64)
-        penalised = params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-        self.counts = TokenCounts(prompt_token_ids) if penalised else None
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        self.counts = TokenCounts(prompt_token_ids) if penalties != (1.0, 0.0, 0.0) else None
 
     @property
     def is_greedy(self) -> bool:

@@ -24,7 +24,7 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
 
 
 def _cpu_quota(cgroup: Path) -> float | None:
-    """CPU seconds a second that the container may use; None without a limit. More threads than that are only throttled."""
+    """CPU seconds a second that the container may use; None without a limit. More threads would only be throttled."""
     try:
         if (cgroup / "cpu.max").is_file():  # cgroup v2
             limit, period = (cgroup / "cpu.max").read_text().split()
@@ -39,7 +39,7 @@ def _cpu_quota(cgroup: Path) -> float | None:
 
 @contextmanager
 def single_thread() -> Iterator[None]:
-    """Run torch's operations in the calling thread alone: on 50,000 numbers a wake-up of others costs more than it saves."""
+    """Run torch's operations in the calling thread alone: on 50,000 numbers waking others costs more than it saves."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -23,15 +23,13 @@ _CHUNK_SIZES = (256, 64, 16, 1)
 _DECODE_BATCHES = (1, 2, 4, 8)
 
 
-
-
 def warmup_steps(
     *, num_blocks: int, block_size: int, max_model_len: int, max_chunk: int, mixed_chunk: int, max_num_seqs: int
 ) -> Iterator[SchedulerOutput]:
-    """Steps to execute in order: prefills up to `max_chunk` tokens, decode batches with every kind of sampling, mixed steps.
+    """Steps to execute in order: prefills up to `max_chunk` tokens, decode batches, mixed ones; all kinds of sampling.
 
-    `max_chunk` and `mixed_chunk` are the most tokens that a step without and with decodes computes. Whatever does not fit
-    into the pool is made smaller or left out; the smallest pool still gets a prefill and a decode.
+    `max_chunk` and `mixed_chunk` are the most tokens that a step without and with decodes computes. Whatever does not
+    fit into the pool is made smaller or left out; the smallest pool still gets a prefill and a decode.
     """
     stage = _Stage(num_blocks, block_size, max_model_len)
     for size in sorted({max_chunk, mixed_chunk, *(size for size in _CHUNK_SIZES if size < max_chunk)}, reverse=True):
@@ -51,7 +49,7 @@ class _Stage:
         self._step_id = 0
 
     def play(self, requests: list[tuple[int, SamplingParams]], late_chunk: int) -> Iterator[SchedulerOutput]:
-        """Prefill all prompts in one step; decode all in one, in which `late_chunk` tokens of another prompt join; finish."""
+        """Prefill all prompts in one step; decode all in the next, which a prompt of `late_chunk` joins; finish."""
         cast = self._deal([*requests, (late_chunk, _GREEDY)] if late_chunk else requests)
         late = cast[len(requests) :]
         early = cast[: len(requests)]
@@ -61,7 +59,7 @@ class _Stage:
         yield self._step(finished=cast)
 
     def _deal(self, requests: list[tuple[int, SamplingParams]]) -> list[_Player]:
-        """Give each request its own blocks, for its prompt and one token more; what finds too few is cut or left out."""
+        """Give each request its own blocks, for its prompt and one more token; what finds none is left out."""
         cast: list[_Player] = []
         used = 0
         for number, (wanted, params) in enumerate(requests):

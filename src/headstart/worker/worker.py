@@ -1,7 +1,7 @@
 """The worker: a model, its KV pool and its runner, from the configuration to the first real step.
 
-Owns start-up on this machine (threads, dtype, pool size, warm-up) and the settled configuration's summary. Knows neither
-the scheduler nor the processes around it. All torch work runs in inference mode, in whatever thread calls.
+Owns start-up on this machine (threads, dtype, pool size, warm-up) and the settled configuration's summary. Knows
+neither the scheduler nor the processes around it. All torch work runs in inference mode, in whatever thread calls.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def _dtype(name: str) -> torch.dtype:
 
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise StartupError("device is cuda, but this torch finds no CUDA device: use --device cpu, or install a CUDA build")
+        raise StartupError(
+            "device is cuda, but this torch finds no CUDA device: use --device cpu, or install a CUDA build"
+        )
     return torch.device(name)
 
 
