@@ -21,6 +21,7 @@ class Detokenizer:
     __slots__ = (
         "_bytes",
         "_decoder",
+        "_first_characters",
         "_held",
         "_include_stop",
         "_pushed_bytes",
@@ -43,6 +44,7 @@ class Detokenizer:
         self._bytes = tokenizer.byte_table(skip_special_tokens)
         self._decoder = _UTF8("replace")
         self._stop = stop
+        self._first_characters = frozenset(candidate[0] for candidate in stop)
         self._include_stop = include_stop
         self._held = ""  # a proper prefix of a stop string, not given out yet
         self._pushed_bytes = False
@@ -105,6 +107,8 @@ class Detokenizer:
         Of several stop strings the one that is complete first wins, of several complete at once the longest: so the
         result does not depend on how the text was cut into tokens.
         """
+        if not self._held and self._first_characters.isdisjoint(text):  # nearly every token
+            return text
         text = self._held + text
         first: tuple[int, int, str] | None = None
         for stop in self._stop:
