@@ -43,6 +43,7 @@ class _Stage:
     """The pool's blocks, dealt anew to each scene, and the running number of steps."""
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        assert min(num_blocks * block_size, max_model_len) >= 2, "the pool must hold a prompt and its answer"
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._max_model_len = max_model_len
