@@ -8,12 +8,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from headstart.bench.command import Bar, bench
 from headstart.bench.record import RequestRecord
 from headstart.bench.report import read_report
+from headstart.bench.stats import SLO, summarise
+from headstart.bench.table import print_report
 from tests.bench.scripted import ScriptedServer, scripted_server
 
 
@@ -77,6 +81,26 @@ def test_two_servers(server: ScriptedServer) -> None:
     result = call("--url", server.url, "--against", server.url, "--lengths", "30", "-n", "1", "--rounds", "2")
     assert result.exit_code == 0, result.output
     assert "A / B" in result.output
+
+
+def record(group: str, ttft: float, ledger: dict[str, float]) -> RequestRecord:
+    return RequestRecord(
+        target="server", round=0, group=group, index=0, status="ok", sent_s=0.0, end_s=1.0, ttft_ms=ttft, ledger=ledger
+    )
+
+
+def test_the_ledger_table_has_a_row_for_each_part_that_took_time(server: ScriptedServer, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert call("--url", server.url, "--lengths", "30", "-n", "1", "--json", str(path)).exit_code == 0
+    ledgers = {"long": {"queue": 0.0, "prefill": 800.0}, "short": {"queue": 12.5, "prefill": 40.0, "load": 0.001}}
+    groups = [summarise([record(name, 1.0, ledger)], SLO()) for name, ledger in ledgers.items()]
+    out = io.StringIO()
+    print_report(msgspec.structs.replace(read_report(path), groups=groups), Console(file=out, width=80))
+    rows = [line.split() for line in out.getvalue().splitlines()]
+    assert ["queue", "0.00", "12.5"] in rows
+    assert ["prefill", "800", "40.0"] in rows
+    assert ["sum", "800", "52.5"] in rows
+    assert "load" not in [row[0] for row in rows if row]
 
 
 def test_a_failed_check_is_exit_code_1(server: ScriptedServer) -> None:

@@ -13,6 +13,7 @@ from headstart.bench.report import Ratio, Report
 from headstart.bench.stats import GroupSummary, Quantiles
 
 MAX_ERRORS_SHOWN = 5
+LEAST_SHOWN_MS = 0.005
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -107,13 +108,15 @@ def _share(value: float | None) -> str:
 
 
 def _ledger_parts(groups: Iterable[GroupSummary], several: bool) -> Table:
+    """A row a part, since there are ten of them; parts that took no time anywhere are left out."""
     known = [summary for summary in groups if summary.ledger]
-    parts = [part for part in PARTS if any(part in (summary.ledger or {}) for summary in known)]
-    table = _table("The server's ledger of the TTFT, mean ms", (*parts, "sum"), several)
-    for summary in known:
-        ledger = summary.ledger or {}
-        values = [number(ledger.get(part)) for part in parts]
-        table.add_row(*_name(summary, several), *values, number(sum(ledger.values())))
+    columns = [" ".join(_name(summary, several)) for summary in known]
+    table = _table("The server's ledger of the TTFT, mean ms", columns, False, lead=("part",))
+    for part in PARTS:
+        values = [(summary.ledger or {}).get(part, 0.0) for summary in known]
+        if any(value >= LEAST_SHOWN_MS for value in values):
+            table.add_row(part, *map(number, values))
+    table.add_row("sum", *(number(sum((summary.ledger or {}).values())) for summary in known))
     return table
 
 
