@@ -1,0 +1,157 @@
+"""The exactness promise: greedy tokens do not depend on how a request was served.
+
+One property over a real trained model: whatever the arrivals, chunk sizes, cache, block size, pool size (so preemption)
+and depth of the pipeline, each request yields what it yields alone, cold and in one chunk. On fp32 CPU not only the
+tokens but their log-probabilities are the same to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstart.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from headstart.core.engine_core import EngineCore
+from headstart.core.request import EngineRequest, SamplingParams
+from headstart.core.step import ModelOutput
+from headstart.hub import resolve
+from headstart.perf.model_spec import read_model_spec
+from headstart.worker import Worker
+from tests.fixtures.stories import make_stories_folder
+
+Served = list[tuple[int, float]]  # token id, log-probability
+NUM_BLOCKS = {4: 256, 16: 64}  # by block size: 1,024 tokens of pool, of which an example uses a part
+
+
+@dataclass(frozen=True)
+class Arrival:
+    prompt: tuple[int, ...]
+    max_tokens: int
+    step: int  # arrives before this step
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_stories_folder(tmp_path_factory.mktemp("stories"))
+
+
+@cache
+def worker_for(folder: Path, block_size: int) -> Worker:
+    files = resolve(str(folder))
+    config = Config(
+        model=ModelConfig(model=str(folder), max_model_len=512, threads=1),
+        cache=CacheConfig(block_size=block_size, kv_cache_memory=NUM_BLOCKS[block_size] * block_size * 1280),
+    )
+    worker = Worker(config, files, read_model_spec(files))
+    worker.start()
+    return worker
+
+
+def serve(worker: Worker, core: EngineCore, arrivals: list[Arrival], depth: int, names: str) -> dict[str, Served]:
+    """Run all requests, `depth` steps in flight; returns each one's tokens with their log-probabilities."""
+    pending = deque(sorted(enumerate(arrivals), key=lambda item: item[1].step))
+    outputs: dict[str, Served] = {}
+    in_flight: deque[ModelOutput] = deque()
+    step_number = 0
+    while pending or core.has_work:
+        while pending and (pending[0][1].step <= step_number or not core.has_work):
+            index, arrival = pending.popleft()
+            params = SamplingParams(max_tokens=arrival.max_tokens, temperature=0.0, logprobs=0)
+            name = f"{names}{index}"
+            outputs[name] = []
+            core.add_request(EngineRequest(name, arrival.prompt, params, float(step_number)), float(step_number))
+        step = core.begin_step(float(step_number))
+        if step is not None:
+            in_flight.append(worker.execute(step))
+        if in_flight and (step is None or len(in_flight) == depth):
+            step_number += 1
+            for output in core.finish_step(in_flight.popleft(), float(step_number)):
+                assert output.error is None
+                logprobs = [entry.logprob for entry in output.logprobs]
+                outputs[output.request_id].extend(zip(output.token_ids, logprobs, strict=True))
+        core.check_invariants()
+    return outputs
+
+
+def alone(worker: Worker, arrival: Arrival, block_size: int) -> Served:
+    worker.reset()
+    core = EngineCore(
+        SchedulerConfig(max_num_batched_tokens=1024),
+        num_blocks=NUM_BLOCKS[block_size],
+        block_size=block_size,
+        max_model_len=512,
+        prefix_cache=False,
+    )
+    return serve(worker, core, [replace(arrival, step=0)], 1, "r")["r0"]
+
+
+@st.composite
+def arrival_lists(draw: st.DrawFn) -> list[Arrival]:
+    """Prompts of random tokens; some share a prefix with an earlier one, as the turns of a chat do."""
+    arrivals: list[Arrival] = []
+    for _ in range(draw(st.integers(1, 5))):
+        shared: tuple[int, ...] = ()
+        if arrivals and draw(st.booleans()):
+            earlier = draw(st.sampled_from(arrivals)).prompt
+            shared = earlier[: draw(st.integers(0, len(earlier)))]
+        seed = draw(st.integers(0, 2**32 - 1))
+        length = draw(st.integers(1, 90))
+        rest = tuple((seed * 2654435761 + index * index * 40503 + index * 7) % 509 + 3 for index in range(length))
+        arrivals.append(Arrival((*shared, *rest)[:150], draw(st.integers(1, 20)), draw(st.integers(0, 12))))
+    return arrivals
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    arrivals=arrival_lists(),
+    chunk=st.integers(1, 64),
+    mixed=st.integers(1, 64),
+    block_size=st.sampled_from([4, 16]),
+    pool_tokens=st.sampled_from([192, 320, 1024]),
+    policy=st.sampled_from(["fcfs", "srpf"]),
+    depth=st.sampled_from([1, 2]),
+    prefix_cache=st.booleans(),
+    horizon=st.sampled_from([float("inf"), 40.0]),
+    max_num_seqs=st.integers(1, 6),
+)
+def test_greedy_tokens_do_not_depend_on_how_a_request_was_served(
+    folder: Path,
+    arrivals: list[Arrival],
+    chunk: int,
+    mixed: int,
+    block_size: int,
+    pool_tokens: int,
+    policy: str,
+    depth: int,
+    prefix_cache: bool,
+    horizon: float,
+    max_num_seqs: int,
+) -> None:
+    worker = worker_for(folder, block_size)
+    expected = [alone(worker, arrival, block_size) for arrival in arrivals]
+    worker.reset()
+    config = SchedulerConfig(
+        policy=policy,  # type: ignore[arg-type]
+        max_num_batched_tokens=max_num_seqs + chunk,
+        mixed_step_tokens=mixed,
+        attention_horizon=horizon,
+        max_num_seqs=max_num_seqs,
+        pipeline_depth=depth,
+    )
+    core = EngineCore(
+        config,
+        num_blocks=pool_tokens // block_size,
+        block_size=block_size,
+        max_model_len=pool_tokens,
+        prefix_cache=prefix_cache,
+    )
+    cold = serve(worker, core, arrivals, depth, "cold")
+    warm = serve(worker, core, arrivals, depth, "warm")
+    assert [cold[f"cold{index}"] for index in range(len(arrivals))] == expected
+    assert [warm[f"warm{index}"] for index in range(len(arrivals))] == expected
