@@ -42,6 +42,7 @@ def turn(client: Client, model: str, messages: list[Message], number: int) -> An
 
 
 def main(name: str) -> int:
+    console.print(f"Starting a server for [bold]{name}[/] ...")
     try:
         with LocalServer(name, ["--log-level", "warning"]) as server:
             model = server.client.models()[0]
