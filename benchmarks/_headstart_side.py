@@ -1,5 +1,6 @@
 """Our side of `vs_llama_cpp.py`: the whole engine in process (scheduler, paged cache, sampler), default settings, F32.
 
+Only the KV pool is smaller than by default: one prompt runs at a time, and llama.cpp's is made to measure too.
 The protocol is that of `_llama_side.py`.
 """
 
@@ -9,12 +10,14 @@ import json
 import sys
 import time
 
-from headstart.config import Config, ModelConfig
+from headstart.config import CacheConfig, Config, ModelConfig
 from headstart.core.request import EngineRequest, SamplingParams
 from headstart.engine.inprocess import InProcessEngine
 from headstart.hub import resolve
 from headstart.perf.model_spec import read_model_spec
 from headstart.replica import build_engine
+
+KV_CACHE_BYTES = 1 << 30
 
 
 def measure(engine: InProcessEngine, name: str, token_ids: list[int], num_decode: int) -> dict[str, float]:
@@ -31,7 +34,10 @@ def measure(engine: InProcessEngine, name: str, token_ids: list[int], num_decode
 def main() -> None:
     options = json.loads(sys.argv[1])
     files = resolve(options["model"], progress=None)
-    config = Config(model=ModelConfig(model=options["model"], dtype="float32", threads=options["threads"]))
+    config = Config(
+        model=ModelConfig(model=options["model"], dtype="float32", threads=options["threads"]),
+        cache=CacheConfig(kv_cache_memory=KV_CACHE_BYTES),
+    )
     built = build_engine(config, files, read_model_spec(files))
     with InProcessEngine(built.core, built.executor) as engine:
         print(json.dumps({"ready": True}), flush=True)

@@ -102,6 +102,15 @@ async def leave_one(session: Session, target: Target, rng: random.Random, planne
     return await in_flight.stop()
 
 
+def arrivals(count: int, rate: float, rng: random.Random, began: float) -> list[float]:
+    """Half at `rate`, to be left while they are computed; half ten times as fast, to be left in the queue."""
+    times, now = [], began
+    for index in range(count):
+        now += rng.expovariate(rate if index < count // 2 else 10 * rate)
+        times.append(now)
+    return times
+
+
 async def measure(args: argparse.Namespace) -> int:
     options = BenchOptions(url=args.url, model=args.model, api_key=args.api_key)
     target = Target("server", args.url, options, model=args.model)
@@ -116,8 +125,7 @@ async def measure(args: argparse.Namespace) -> int:
 
     rng = random.Random(args.seed)
     began = session.elapsed()
-    gaps = [rng.expovariate(args.rate) for _ in range(args.requests)]
-    times = [began + sum(gaps[: index + 1]) for index in range(args.requests)]
+    times = arrivals(args.requests, args.rate, rng, began)
     left = await asyncio.gather(*(leave_one(session, target, rng, at) for at in times))
     after, took = await settle(control, before)
     after_ttft = await normal_ttfts(session, target, args.normal)
@@ -165,7 +173,9 @@ def main() -> int:
     parser.add_argument("--model", help="default: the first that the server lists")
     parser.add_argument("--api-key")
     parser.add_argument("--requests", type=int, default=200, help="default 200")
-    parser.add_argument("--rate", type=float, default=20.0, help="arrivals a second (default 20)")
+    parser.add_argument(
+        "--rate", type=float, default=5.0, help="arrivals a second at first (default 5); later ten times that"
+    )
     parser.add_argument("--normal", type=int, default=15, help="normal requests before and after (default 15)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the numbers there")
