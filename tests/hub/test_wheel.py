@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -140,6 +141,7 @@ def start_pull() -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # so that a kill takes its pip along
     )
 
 
@@ -201,7 +203,7 @@ def test_a_killed_pull_leaves_nothing_that_looks_whole(
             patch.delenv(name, raising=False)
         pull = start_pull()
         assert half_sent.wait(60)
-        pull.kill()
+        os.killpg(pull.pid, signal.SIGKILL)
         pull.communicate(timeout=60)
         left = names_in(cache)
         assert ".lock" in left

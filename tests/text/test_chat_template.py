@@ -90,13 +90,14 @@ def test_a_published_template_renders_as_in_transformers(path: Path) -> None:
 
 
 def test_every_published_template_renders_but_for_those_that_need_tools() -> None:
+    shared_data("golden", "llama.cpp-templates")
     failed = set()
     for path in TEMPLATES:
         try:
             assert USER["content"] in published(path).render([USER])
         except TemplateError:
             failed.add(path.stem)
-    assert failed == NEED_TOOLS or not TEMPLATES
+    assert failed == NEED_TOOLS
 
 
 ROLES = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -160,7 +161,8 @@ def test_the_variables_that_templates_expect() -> None:
     source = "{{ bos_token }}{{ eos_token }}{{ enable_thinking }}{{ documents }}{{ add_generation_prompt }}"
     text = template_of(source).render([USER], add_generation_prompt=False, enable_thinking=False)
     assert text == "<s></s>FalseNoneFalse"
-    assert template_of("{{ messages | length }}").render([USER], enable_thinking=1, bos_token="x") == "1"
+    hostile = {"messages": [], "self": 1, "range": 2, "bos_token": "x"}
+    assert template_of("{{ messages | length }}{{ range(2) | list }}").render([USER], **hostile) == "1[0, 1]"
 
 
 def test_a_refusal_by_the_template_comes_through_in_its_own_words() -> None:

@@ -196,6 +196,15 @@ def test_a_bad_vocabulary_is_one_clear_line(tmp_path: Path, change: dict[str, An
     assert "\n" not in str(error.value)
 
 
+def test_user_defined_spaces_are_reached_by_merges(tmp_path: Path) -> None:
+    metadata = spm_metadata()
+    spaces = metadata["tokenizer.ggml.tokens"].index("▁▁")
+    metadata["tokenizer.ggml.token_type"][spaces] = 4
+    tokenizer = load_vocabulary(metadata | {"tokenizer.ggml.add_space_prefix": False}, tmp_path / "m.gguf")
+    assert tokenizer.encode("a  b", add_special_tokens=False)[1] == spaces
+    assert tokenizer.decode(tokenizer.encode("a  b")) == "a  b"
+
+
 def test_a_scored_vocabulary_must_have_all_scores(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="2 scores and 271 token types do not match"):
         load_vocabulary(spm_metadata() | {"tokenizer.ggml.scores": [0.5, 0.5]}, tmp_path / "m.gguf")

@@ -65,6 +65,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -73,7 +74,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt. Special tokens are in it as text: encode it with `add_special_tokens=False`.
 
-        `extra` are further variables of the template (`enable_thinking`, ...). Raises `TemplateError`.
+        `extra` are further variables of the template (`enable_thinking`, ...); they cannot replace those above.
+        Raises `TemplateError`.
         """
         template = self._choose(tools)
         plain = [_plain_message(index, message) for index, message in enumerate(messages)]

@@ -65,7 +65,8 @@ def build_spm_bpe(
 def add_tokens_by_type(tokenizer: Tokenizer, pieces: Sequence[str], types: Sequence[int]) -> None:
     """Tell the tokenizer which of its tokens are matched whole: control ones (special), user-defined ones."""
     special = [p for p, kind in zip(pieces, types, strict=True) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
-    plain = [p for p, kind in zip(pieces, types, strict=True) if kind == TokenType.USER_DEFINED]
+    # A piece of visible spaces never occurs in a text as it stands; merges reach it.
+    plain = [p for p, kind in zip(pieces, types, strict=True) if kind == TokenType.USER_DEFINED and SPACE not in p]
     tokenizer.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in special])
     tokenizer.add_tokens([AddedToken(piece, normalized=False, special=False) for piece in plain])
 
