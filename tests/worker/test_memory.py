@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from headstart.executor.base import StartupError
+from headstart.kv.pool import KVPool
+from headstart.perf.model_spec import ModelSpec, RopeSpec
 from headstart.worker.memory import PoolRequest, free_container_memory, free_host_memory, free_memory, num_blocks
 
 REQUEST = PoolRequest(
@@ -92,3 +95,18 @@ def test_less_than_one_request_is_refused_with_the_numbers():
         num_blocks(replace(REQUEST, min_tokens=160), 7_000)
     with pytest.raises(StartupError, match=r"kv_cache_memory"):
         num_blocks(replace(REQUEST, wanted_bytes=999), 10_000)
+
+
+def test_a_large_pool_costs_no_memory_before_it_is_written():
+    spec = ModelSpec("llama", 512, 64, 172, 5, 8, 4, 8, 512, 1e-5, RopeSpec())
+    before = resident_bytes()
+    pool = KVPool(spec, 50_000, 16, torch.bfloat16, "cpu")
+    size = pool.data.numel() * pool.data.itemsize
+    assert size > 500e6
+    assert resident_bytes() - before < 50e6
+    pool.data[-1, -1, -1, -1] = 1.0
+    assert pool.data[-1, -1, -1, -2:].tolist() == [[0.0] * 8, [1.0] * 8]
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

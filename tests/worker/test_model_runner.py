@@ -209,7 +209,10 @@ def test_logits_that_are_not_finite_end_one_request_and_no_other(decoder, spec, 
     assert poison not in golden
     runner = runner_of(PoisonedDecoder(decoder, poison), spec)
     driver = Driver(runner.execute, BLOCKS, BLOCK)
-    healthy = [Job("a", (1,), replace(GREEDY, max_tokens=20)), Job("b", (1, *golden[:9]), replace(GREEDY, max_tokens=20))]
+    healthy = [
+        Job("a", (1,), replace(GREEDY, max_tokens=20)),
+        Job("b", (1, *golden[:9]), replace(GREEDY, max_tokens=20)),
+    ]
     broken = Job("broken", (1, 5, poison))
     asked = replace(GREEDY, prompt_logprobs=0)
     broken_inside = Job("inside", (1, poison, 5), asked)  # only its prompt logprobs meet the NaN

@@ -9,6 +9,9 @@ consecutive are a *view* `[K, context, D]` with dense rows: attention reads them
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -28,7 +31,7 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (spec.num_layers, 2, spec.num_kv_heads, num_blocks * block_size, spec.head_dim)
-        self.data = torch.zeros(shape, dtype=dtype, device=device)  # [L, 2, K, N * S, D]
+        self.data = _zeros(shape, dtype, torch.device(device))  # [L, 2, K, N * S, D]
 
     @staticmethod
     def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
@@ -50,3 +53,12 @@ class KVPool:
     def values(self, layer: int) -> Tensor:
         """Values of one layer, `[K, N * S, D]`; a view."""
         return self.data[layer, 1]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that cost memory and time only where they are written: `torch.zeros` would touch gigabytes at start-up."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # the tensor keeps it alive
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

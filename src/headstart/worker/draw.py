@@ -72,15 +72,12 @@ class _Columns:
     def of(cls, params: Sequence[DrawParams], logits: Tensor) -> _Columns:
         vocab_size = logits.shape[1]
         with np.errstate(divide="ignore"):
-            reach = -np.log([each.min_p for each in params])
+            reach = -np.log(np.array([each.min_p for each in params]))
         top_k = [min(each.top_k, vocab_size) if each.top_k > 0 else vocab_size for each in params]
-        rows = [
-            [each.uniform for each in params],
-            [each.temperature for each in params],
-            [each.top_p for each in params],
-        ]
-        columns = torch.from_numpy(np.array([*rows, reach, top_k])[:, :, None]).to(logits.device)
-        return cls(*columns[:4], top_k=columns[4].long())
+        numbers = np.array([(each.uniform, each.temperature, each.top_p) for each in params]).T
+        packed = np.concatenate([numbers, reach[None], np.array(top_k)[None]])[:, :, None]  # [5, R, 1]
+        uniform, temperature, top_p, reach_, top_k_ = torch.from_numpy(packed).to(logits.device).unbind()
+        return cls(uniform, temperature, top_p, reach_, top_k_.long())
 
     def rows(self, index: Tensor) -> _Columns:
         return _Columns(*(getattr(self, name)[index] for name in self.__slots__))
