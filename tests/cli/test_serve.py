@@ -112,6 +112,30 @@ def test_chat_can_bring_its_own_server(folder: Path) -> None:
     assert result.stderr.startswith("TTFT ")
 
 
+def test_a_chat_that_is_ended_ends_its_server_too(folder: Path) -> None:
+    chat = subprocess.Popen(
+        [sys.executable, "-m", "headstart", "chat", str(folder), "--max-tokens", "4"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write("Once upon a time\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(1)  # an answer: the server runs, and chat waits for the next line
+        (server,) = children_of(chat.pid)
+        chat.terminate()
+        assert chat.wait(60) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{server}").exists()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def test_chat_without_a_server_to_talk_to() -> None:
     result = CliRunner().invoke(group, ["chat", "--url", "http://127.0.0.1:9"], input="hi\n")
     assert result.exit_code == 1

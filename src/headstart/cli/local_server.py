@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import NoReturn
 
 from headstart.cli.client import Client, ServerError
 
@@ -42,6 +44,8 @@ class LocalServer:
 
     def __enter__(self) -> LocalServer:
         started = time.perf_counter()
+        # Being ended politely must end the server too; the terminal's Ctrl-C is a KeyboardInterrupt already.
+        self._handlers = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
         environment = os.environ | {"HEADSTART_API_KEY": self._key}
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment, start_new_session=True
@@ -69,3 +73,9 @@ class LocalServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
