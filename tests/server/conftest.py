@@ -62,5 +62,3 @@ def start(text_side: TextSide) -> Iterator[Start]:
             return stack.enter_context(serving(app, grace_seconds=grace_seconds)), engine
 
         yield begin
-
-

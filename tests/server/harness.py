@@ -1,4 +1,4 @@
-"""A real uvicorn on a free port, and behind it an engine that follows a script (for what a real one cannot be made to do)."""
+"""A real uvicorn on a free port, and an engine that follows a script, for what a real one cannot be made to do."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ ENGINE_LEDGER = (("admit", 0.0), ("queue", 0.0), ("prefill", 0.0), ("interferenc
 
 @dataclass
 class ScriptedEngine:
-    """Offers what the server uses of `AsyncEngine`. Every request is answered with `answer(request)`, a token an output.
+    """Offers what the server uses of `AsyncEngine`. Every request gets `answer(request)`, a token an output.
 
-    `gate` is awaited before the first output. `refuse` is raised instead of an answer, `break_after` after so many tokens;
-    `end` replaces the last output. `batch` tokens come in one output.
+    `gate` is awaited before the first output. `refuse` is raised instead of an answer, `break_after` after so many
+    tokens; `end` replaces the last output. `batch` tokens come in one output.
     """
 
     answer: Callable[[EngineRequest], Sequence[int]]

@@ -1,4 +1,4 @@
-"""What bad input gets: a 4xx in OpenAI's shape that names the field, whether streaming or not, and a server that lives on."""
+"""What bad input gets: a 4xx in OpenAI's shape that names the field, streaming or not, and a server that lives on."""
 
 from __future__ import annotations
 

@@ -91,7 +91,9 @@ def test_a_stream_joined_is_the_whole_answer(shared: Running, route: str) -> Non
 def test_the_first_event_has_text_and_characters_are_whole(shared: Running, route: str) -> None:
     found = stream(shared, route)
     if route == CHAT:
-        assert [event["choices"][0]["delta"].get("role") for event in found] == ["assistant"] + [None] * (len(found) - 1)
+        assert [event["choices"][0]["delta"].get("role") for event in found] == ["assistant"] + [None] * (
+            len(found) - 1
+        )
     assert all(texts(found)[:-1])
     assert "\N{FACE WITH TEARS OF JOY}" in texts(found)
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(texts(found))
@@ -251,7 +253,9 @@ def test_completion_logprobs(shared: Running) -> None:
     for at in whole:
         assert choice["text"][lists["text_offset"][at] :].startswith(lists["tokens"][at])
     found = stream(shared, TEXT, logprobs=1)
-    assert [offset for event in found for offset in event["choices"][0]["logprobs"]["text_offset"]] == lists["text_offset"]
+    assert [offset for event in found for offset in event["choices"][0]["logprobs"]["text_offset"]] == lists[
+        "text_offset"
+    ]
 
 
 def test_logprobs_end_where_a_stop_string_ends_the_text(shared: Running) -> None:

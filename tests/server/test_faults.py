@@ -25,7 +25,9 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 def raw_request(route: str, body: Any) -> bytes:
     content = json.dumps(body).encode()
-    head = f"POST {route} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST {route} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
     return head.encode() + content
 
 
@@ -162,7 +164,9 @@ def test_the_state_of_the_engine_shows(start: Start) -> None:
 def test_an_engine_that_gives_up_a_running_request(start: Start) -> None:
     running, engine = start()
     for reason, code in ((FinishReason.ABORT, "shutting_down"), (FinishReason.ERROR, "generation_failed")):
-        engine.end = RequestOutput("", finish_reason=reason, error="bad logits" if reason is FinishReason.ERROR else None)
+        engine.end = RequestOutput(
+            "", finish_reason=reason, error="bad logits" if reason is FinishReason.ERROR else None
+        )
         response = running.client.post(CHAT, json={"messages": MESSAGES, "stream": True, "max_tokens": 3})
         assert events(response.text)[-1]["error"]["code"] == code
         response = running.client.post(CHAT, json={"messages": MESSAGES, "max_tokens": 3})

@@ -18,7 +18,9 @@ PROTECTED += [("POST", "/detokenize"), ("GET", "/metrics"), ("GET", "/nothing")]
 
 @pytest.fixture
 def locked(start: Start) -> Running:
-    running, _ = start(server=ServerConfig(api_keys=("first-key", "zweiter-schlüssel"), cors_origins=("https://a.example",)))
+    running, _ = start(
+        server=ServerConfig(api_keys=("first-key", "zweiter-schlüssel"), cors_origins=("https://a.example",))
+    )
     return running
 
 
@@ -44,7 +46,10 @@ def test_every_key_opens_and_probes_need_none(locked: Running) -> None:
 
 
 def test_origins(locked: Running) -> None:
-    preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    preflight = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
     allowed = locked.client.options(TEXT, headers={"origin": "https://a.example", **preflight})
     assert allowed.status_code == 200
     assert allowed.headers["access-control-allow-origin"] == "https://a.example"

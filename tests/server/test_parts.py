@@ -71,7 +71,9 @@ async def test_closing_the_merge_closes_the_sources(count: int) -> None:
 DURATION = st.floats(0, 100)
 
 
-@given(times=st.lists(DURATION, min_size=3, max_size=3), parts=st.lists(DURATION, min_size=5, max_size=5), late=DURATION)
+@given(
+    times=st.lists(DURATION, min_size=3, max_size=3), parts=st.lists(DURATION, min_size=5, max_size=5), late=DURATION
+)
 def test_the_ledger_sums_exactly(times: list[float], parts: list[float], late: float) -> None:
     received, parsed, submitted = sorted(times)
     names = ("admit", "queue", "prefill", "interference", "sample")

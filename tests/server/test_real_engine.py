@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import socket
 import struct
 import time
@@ -36,8 +39,6 @@ class Real:
 
     def stats(self) -> CoreStats:
         """As they are after everything that was sent before."""
-        import asyncio
-
         return asyncio.run_coroutine_threadsafe(self.engine.ping(), self.running.loop).result(20)
 
 
@@ -45,7 +46,7 @@ class Real:
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     folder = make_stories_folder(tmp_path_factory.mktemp("served") / "stories")
     config = Config(
-        model=ModelConfig(model=str(folder), served_model_name="stories"),
+        model=ModelConfig(model=str(folder), served_model_name="stories", threads=1),
         cache=CacheConfig(kv_cache_memory=8 << 20),
         scheduler=SchedulerConfig(max_num_seqs=8),
     )
@@ -82,17 +83,15 @@ def test_chat(real: Real) -> None:
 
 
 def test_greedy_text_is_the_golden_one(real: Real) -> None:
-    golden = json.loads((STORIES / "golden_greedy.json").read_text(encoding="utf-8"))
-    ids = next(value for value in golden.values() if isinstance(value, list)) if isinstance(golden, dict) else golden
-    answer = real.client.completions.create(
-        model="stories", prompt=[1], max_tokens=100, temperature=0, extra_body={"ignore_eos": True}
-    )
-    text = real.running.client.post("/detokenize", json={"tokens": [1, *[i for i in ids if i != 1][:100]]}).json()
-    assert text["prompt"].removeprefix("<s>").strip() == answer.choices[0].text.strip()
+    golden = json.loads((STORIES / "golden_greedy.json").read_text(encoding="utf-8"))["text"]
+    answer = real.client.completions.create(model="stories", prompt=[1], max_tokens=60, temperature=0)
+    text = answer.choices[0].text
+    assert len(text) > 100
+    assert golden.startswith(text)
 
 
 def test_a_stream_equals_the_whole_answer(real: Real) -> None:
-    fields: Any = {"model": "stories", "messages": MESSAGES, "max_tokens": 60, "temperature": 0}
+    fields: Any = {"model": "stories", "messages": MESSAGES, "max_tokens": 40, "temperature": 0}
     whole = real.client.chat.completions.create(**fields)
     stream = real.client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})
     chunks = list(stream)
@@ -101,7 +100,7 @@ def test_a_stream_equals_the_whole_answer(real: Real) -> None:
     assert joined == whole.choices[0].message.content
     usage = chunks[-1].usage
     assert usage is not None
-    assert usage.completion_tokens == 60
+    assert usage.completion_tokens == 40
     assert usage.prompt_tokens_details is not None
     assert usage.prompt_tokens_details.cached_tokens
 
@@ -109,7 +108,7 @@ def test_a_stream_equals_the_whole_answer(real: Real) -> None:
 @pytest.mark.parametrize("prompt", ["Once upon a time there was a 小猫 \N{GRINNING FACE}", "猫"])
 def test_bytes_of_characters_stay_together(real: Real, prompt: str) -> None:
     """At a high temperature the little model emits byte tokens; whatever they make, the stream is the text."""
-    fields: Any = {"model": "stories", "prompt": prompt, "max_tokens": 100, "temperature": 2.0, "seed": 11}
+    fields: Any = {"model": "stories", "prompt": prompt, "max_tokens": 50, "temperature": 2.0, "seed": 11}
     whole = real.client.completions.create(**fields).choices[0].text
     pieces = [chunk.choices[0].text for chunk in real.client.completions.create(**fields, stream=True)]
     assert "".join(pieces) == whole
@@ -154,7 +153,7 @@ def test_three_choices_differ_and_repeat_with_the_seed(real: Real) -> None:
 
 
 def test_stop(real: Real) -> None:
-    fields: Any = {"model": "stories", "prompt": "Once upon a time", "max_tokens": 100, "temperature": 0}
+    fields: Any = {"model": "stories", "prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
     text = real.client.completions.create(**fields).choices[0].text
     word = text.split()[6]
     answer = real.client.completions.create(**fields, stop=[word])
@@ -193,10 +192,11 @@ def test_the_ledger_accounts_for_the_clients_time(real: Real) -> None:
 
 def test_clients_that_leave_free_everything(real: Real) -> None:
     before = real.stats()
-    prompts = [[5 + (number * 7 + at) % 400 for at in range(300)] for number in range(40)]
+    prompts = [[5 + (number * 7 + at) % 400 for at in range(300)] for number in range(32)]
     for number, prompt in enumerate(prompts):
-        body = json.dumps({"prompt": prompt, "max_tokens": 200, "stream": number % 2 == 0, "ignore_eos": True}).encode()
+        body = json.dumps({"prompt": prompt, "max_tokens": 200, "stream": number % 2 == 1, "ignore_eos": True}).encode()
         client = real.running.connect()
+        client.settimeout(60)
         client.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n%b" % (len(body), body)
@@ -207,9 +207,9 @@ def test_clients_that_leave_free_everything(real: Real) -> None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
     deadline = time.monotonic() + 20
-    while (stats := real.stats()).num_running or stats.num_waiting:
+    while (stats := real.stats()).num_free_blocks < before.num_free_blocks:  # a step in flight still holds its blocks
         assert time.monotonic() < deadline
-    assert stats.num_free_blocks == before.num_free_blocks
+    assert stats.num_running == stats.num_waiting == 0
     assert real.client.completions.create(model="stories", prompt="Once", max_tokens=3).choices[0].text
     assert real.stats().num_free_blocks == before.num_free_blocks
 
@@ -224,11 +224,8 @@ def test_metrics_of_real_work(real: Real) -> None:
 
 def test_a_killed_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
     """By itself, last: streams end with an error event, everything after gets 503, and nothing hangs."""
-    import os
-    import signal
-
     folder = make_stories_folder(tmp_path_factory.mktemp("killed") / "stories")
-    config = Config(model=ModelConfig(model=str(folder)), cache=CacheConfig(kv_cache_memory=4 << 20))
+    config = Config(model=ModelConfig(model=str(folder), threads=1), cache=CacheConfig(kv_cache_memory=4 << 20))
     files = files_of_folder(folder)
     tokenizer = Tokenizer.load(files)
     engines: list[AsyncEngine] = []

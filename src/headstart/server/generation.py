@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +28,7 @@ from headstart.server.choice import Choice, Delta, run_choice
 from headstart.server.errors import ApiError, engine_dead, internal_error, queue_full, shutting_down
 from headstart.server.formats import Api, Head, Whole, usage
 from headstart.server.http import (
+    HOLD_NEXT_WRITE,
     ClientGoneError,
     WatchClient,
     read_json_body,
@@ -42,6 +43,7 @@ from headstart.text import Detokenizer
 
 logger = logging.getLogger("headstart.server")
 _FAREWELL_SECONDS = 1.0
+_LARGE_BODY = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class GenerationEndpoint:
         self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = _Reply(send)
+        reply = _Reply(send, scope.get(HOLD_NEXT_WRITE))
         try:
             received = received_at(scope)
             body = await read_json_body(scope, receive, self._services.config.server.max_body_bytes)
@@ -93,7 +95,11 @@ class GenerationEndpoint:
         """Everything before the engine. Raises `ApiError`."""
         services, api = self._services, self._api
         limits = services.limits()
-        model, asked = api.parse(body, limits)
+        if len(body) > _LARGE_BODY:  # others' tokens are not held up by its template
+            loop = asyncio.get_running_loop()
+            model, asked = await loop.run_in_executor(services.pool, api.parse, body, limits)
+        else:
+            model, asked = api.parse(body, limits)
         services.check_model(model)
         parsed = time.monotonic()
         prompts = await self._tokenize(asked, limits.max_model_len)
@@ -219,14 +225,18 @@ class GenerationEndpoint:
 class _Reply:
     """The response as far as it has got: what can still fail with a status, and what only with an error event."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, hold_next_write: Callable[[], None] | None) -> None:
         self._send = send
+        self._hold_next_write = hold_next_write
         self._started = False
         self._ended = False
 
     async def start(self, headers: tuple[tuple[bytes, bytes], ...], ledger: Ledger | None) -> None:
+        """What this sends leaves with the first `write`."""
         timing = () if ledger is None else ((b"server-timing", server_timing(ledger)),)
         self._started = True
+        if self._hold_next_write is not None:
+            self._hold_next_write()
         await self._send({"type": "http.response.start", "status": 200, "headers": (*headers, *timing)})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:

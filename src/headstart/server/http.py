@@ -17,6 +17,7 @@ from headstart.server.errors import ApiError, Headers
 
 logger = logging.getLogger("headstart.server")
 RECEIVED = "headstart.received"  # scope key: monotonic seconds at which the request's first byte was seen
+HOLD_NEXT_WRITE = "headstart.hold_next_write"  # scope key: a function; what is written next goes out with what follows
 REQUEST_ID = "headstart.request_id"  # scope key: what x-request-id says
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 _JSON = (b"content-type", b"application/json")

@@ -9,13 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headstart.config import ServerConfig
-from headstart.server.http import RECEIVED
+from headstart.server.http import HOLD_NEXT_WRITE, RECEIVED
 
 GRACE_SECONDS = 20
 _FAREWELL_SECONDS = 2.0
@@ -26,12 +27,52 @@ class AddressError(OSError):
     """The address cannot be listened on. One line, says what to do."""
 
 
+class JoiningTransport:
+    """A transport of which one write can be held, to go out with the next one.
+
+    uvloop writes at once, so a response's headers and its first text would be two system calls and wake the client
+    twice, the first time for nothing.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._hold = False
+        self._held = b""
+
+    def hold_next_write(self) -> None:
+        self._hold = True
+
+    def write(self, data: bytes) -> None:
+        if self._hold:
+            self._hold, self._held = False, data
+            return
+        if self._held:
+            data, self._held = self._held + data, b""
+        self._transport.write(data)
+
+    def close(self) -> None:
+        if self._held:
+            self._transport.write(self._held)
+            self._held = b""
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class StampedProtocol(HttpToolsProtocol):
     """Notes when the first byte of each request was seen: the ledger's `receive` starts there, not at the handler."""
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        joining = JoiningTransport(transport)
+        super().connection_made(cast(asyncio.Transport, joining))
+        self._hold_next_write = joining.hold_next_write
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope[RECEIVED] = time.monotonic()  # type: ignore[literal-required]
+        scope = cast(dict[str, Any], self.scope)
+        scope[RECEIVED] = time.monotonic()
+        scope[HOLD_NEXT_WRITE] = self._hold_next_write
 
 
 class GracefulServer(uvicorn.Server):
