@@ -24,9 +24,7 @@ def test_each_field_of_the_configuration_can_be_set() -> None:
     named = {(setting.section, setting.name) for setting in SETTINGS}
     config = Config()
     expected = {
-        (section.name, item.name)
-        for section in fields(config)
-        for item in fields(getattr(config, section.name))
+        (section.name, item.name) for section in fields(config) for item in fields(getattr(config, section.name))
     }
     assert named == expected | {("server", "api_key_file")}
     assert set(HELP) == {name for _, name in named}, "each setting has a help text, and each text a setting"
