@@ -11,7 +11,7 @@ from torch import Tensor
 from headstart.kv.pool import KVPool
 from headstart.layers.decoder_layer import DecoderLayer
 from headstart.layers.rotary import RotaryTable
-from headstart.ops import BatchLayout, HeadShape, Linear, Norm, Ops, PoolShape
+from headstart.ops import AttentionStep, BatchLayout, HeadShape, Linear, Norm, Ops, PoolShape
 from headstart.perf.model_spec import ModelSpec
 
 
@@ -49,13 +49,18 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, layout: BatchLayout, pool: KVPool) -> Tensor:
         """Hidden states after the final norm, `[T, C]`, of token ids `[T]`. Writes keys and values to the pool."""
-        shape = PoolShape(pool.num_blocks, pool.block_size, pool.dtype)
-        cos, sin = self._rotary.rows(layout.positions)
-        step = self.ops.attention_step(layout, self._heads, shape, cos, sin)
+        step = self.attention_step(layout, pool)
         x = self._embeddings[token_ids]
         for index, layer in enumerate(self._layers):
             x = layer(x, step, pool.keys(index), pool.values(index))
         return self._final_norm(x)
+
+    @torch.inference_mode()
+    def attention_step(self, layout: BatchLayout, pool: KVPool) -> AttentionStep:
+        """What every layer of one step shares: positions, places, masks."""
+        shape = PoolShape(pool.num_blocks, pool.block_size, pool.dtype)
+        cos, sin = self._rotary.rows(layout.positions)
+        return self.ops.attention_step(layout, self._heads, shape, cos, sin)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
