@@ -17,6 +17,7 @@ from headstart.server import AddressError, listen, url_of
 from headstart.server.logprobs import num_characters
 from headstart.server.merge import merge
 from headstart.server.params import nth_seed
+from headstart.server.serve import JoiningTransport
 from headstart.server.timing import Stamps, server_timing
 
 
@@ -107,3 +108,40 @@ def test_an_address_in_use_is_one_clear_line() -> None:
             listen(ServerConfig(port=port))
     with pytest.raises(AddressError, match="no-such-host"):
         listen(ServerConfig(host="no-such-host.invalid", port=0))
+
+
+class Recorder(asyncio.Transport):
+    """A transport that notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:  # type: ignore[override]
+        self.written.append(bytes(data))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_held_write_goes_out_with_the_next() -> None:
+    recorder = Recorder()
+    transport = JoiningTransport(recorder)
+    transport.write(b"a")
+    transport.hold_next_write()
+    transport.write(b"b")
+    assert recorder.written == [b"a"]
+    transport.write(b"c")
+    transport.write(b"d")
+    assert recorder.written == [b"a", b"bc", b"d"]
+
+
+def test_a_held_write_is_not_lost_at_the_end() -> None:
+    recorder = Recorder()
+    transport = JoiningTransport(recorder)
+    transport.hold_next_write()
+    transport.write(b"a")
+    transport.close()
+    assert recorder.written == [b"a"]
+    assert recorder.closed
