@@ -74,8 +74,8 @@ class _Columns:
         with np.errstate(divide="ignore"):
             reach = -np.log(np.array([each.min_p for each in params]))
         top_k = [min(each.top_k, vocab_size) if each.top_k > 0 else vocab_size for each in params]
-        numbers = np.array([(each.uniform, each.temperature, each.top_p) for each in params]).T
-        packed = np.concatenate([numbers, reach[None], np.array(top_k)[None]])[:, :, None]  # [5, R, 1]
+        numbers = np.array([(each.uniform, each.temperature, each.top_p) for each in params])
+        packed = np.ascontiguousarray(np.column_stack([numbers, reach, top_k]).T)[:, :, None]  # [5, R, 1]
         uniform, temperature, top_p, reach_, top_k_ = torch.from_numpy(packed).to(logits.device).unbind()
         return cls(uniform, temperature, top_p, reach_, top_k_.long())
 

@@ -19,7 +19,7 @@ _KINDS = (
     replace(_GREEDY, temperature=0.7, top_k=40, min_p=0.01, repetition_penalty=1.1, logit_bias=((0, -1.0),)),
     replace(_GREEDY, temperature=0.7, top_p=0.9, presence_penalty=0.1, frequency_penalty=0.1, logprobs=4),
 )
-_CHUNK_SIZES = (256, 64, 16, 1)
+_CHUNK_SIZES = (64, 16, 1)
 _DECODE_BATCHES = (1, 2, 4, 8)
 
 
@@ -34,9 +34,11 @@ def warmup_steps(
     stage = _Stage(num_blocks, block_size, max_model_len)
     for size in sorted({max_chunk, mixed_chunk, *(size for size in _CHUNK_SIZES if size < max_chunk)}, reverse=True):
         yield from stage.play([(size, _GREEDY)], late_chunk=0)
-    for batch in sorted({min(batch, max_num_seqs) for batch in _DECODE_BATCHES}):
+    batches = sorted({min(batch, max_num_seqs) for batch in _DECODE_BATCHES})
+    for batch in batches:
         kinds = [_KINDS[index % len(_KINDS)] for index in range(batch)]
-        yield from stage.play([(block_size, kind) for kind in kinds], late_chunk=max(1, mixed_chunk - batch))
+        late_chunk = max(1, mixed_chunk - batch) if batch == batches[-1] else 0
+        yield from stage.play([(1, kind) for kind in kinds], late_chunk)
 
 
 class _Stage:
