@@ -43,7 +43,7 @@ test: env ## Run the whole test suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 coverage: env ## Check that the tests of the core take every branch of it
-	@$(BIN)/python -m pytest tests/core -q --cov=headstart.core --cov-branch --cov-fail-under=100
+	@$(BIN)/python -m pytest tests/core -q --timeout 600 --cov=headstart.core --cov-branch --cov-fail-under=100
 
 lint: env ## Lint and check the formatting
 	@$(BIN)/ruff check .
