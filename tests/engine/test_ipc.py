@@ -72,6 +72,9 @@ outputs = st.builds(
     stop_token_id=st.none() | counts,
     error=st.none() | names,
     time=floats,
+    num_cached_tokens=counts,
+    num_output_tokens=counts,
+    num_preemptions=counts,
     ledger=st.lists(st.tuples(names, floats), max_size=4).map(tuple),
 )
 stats = st.builds(CoreStats, **{item.name: counts for item in dataclasses.fields(CoreStats)})
