@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from headstart.hub import resolve
 from headstart.models import load_model
+from headstart.models.sources import open_source
+from headstart.models.tensors import expected_tensors
 from headstart.ops import CpuOps, TorchOps
 from headstart.perf import read_model_spec
 from tests.models.tiny import VOCAB, chunked_logits, load, pool_for, reference, write_gguf_model
@@ -164,13 +167,28 @@ def test_a_reduced_kv_pool_stays_close_to_the_full_one(tmp_path: Path) -> None:
 @pytest.mark.model
 @pytest.mark.timeout(600)
 def test_the_default_model_chooses_as_transformers_on_300_positions() -> None:
-    transformers = pytest.importorskip("transformers")
     files = resolve("smollm2-135m")
     spec = read_model_spec(files)
     decoder = load_model(files, spec, device="cpu", dtype=torch.float32)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        files.root, gguf_file=files.weights[0].name, dtype=torch.float32
+    source = open_source(files, spec)
+    config = transformers.LlamaConfig(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=spec.num_heads,
+        num_key_value_heads=spec.num_kv_heads,
+        max_position_embeddings=spec.max_position_embeddings,
+        rms_norm_eps=spec.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": spec.rope.theta},
+        tie_word_embeddings=True,
     )
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    model.to_empty(device="cpu").eval()
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its table is no weight
+    weights = {name: source.read(name) for name in expected_tensors(spec)}
+    model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
     ids = torch.randint(spec.vocab_size, (300,), generator=torch.Generator().manual_seed(8))
     pool = pool_for(decoder, 24, 16)
     got = chunked_logits(decoder, ids, (128, 1, 171), [5, 4, *range(6, 24)], 16, pool)
