@@ -210,38 +210,6 @@ async def test_more_live_requests_than_the_limit_are_refused_without_asking_the_
     first.cancel()
 
 
-async def test_generate_n_computes_the_prompt_once(start: Start) -> None:
-    engine = start()
-    prompt = tuple(range(40))
-    requests = [make_request(f"n{index}", prompt, max_tokens=5) for index in range(3)]
-    tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    cached = {}
-    async for index, output in engine.generate_n(requests):
-        tokens[index] += output.token_ids
-        cached[index] = output.num_cached_tokens
-    assert list(tokens.values()) == [expected_tokens(prompt, 5)] * 3
-    assert cached[0] == 0
-    assert cached[1] == cached[2] >= 36
-    assert is_idle(await engine.ping())
-
-
-async def test_generate_n_goes_on_when_the_first_ends_with_its_first_token(start: Start) -> None:
-    engine = start()
-    requests = [make_request(f"n{index}", tuple(range(40)), max_tokens=1) for index in range(3)]
-    finished = [index async for index, output in engine.generate_n(requests) if output.finish_reason is not None]
-    assert sorted(finished) == [0, 1, 2]
-
-
-async def test_closing_generate_n_aborts_all_of_it(start: Start) -> None:
-    engine = start(Script(step_seconds=0.002))
-    requests = [make_request(f"n{index}", tuple(range(20)), max_tokens=150) for index in range(3)]
-    async with aclosing(engine.generate_n(requests)) as stream:
-        async for index, _ in stream:
-            if index == 2:
-                break
-    assert (await until(engine, is_idle)).aborts == 3
-
-
 async def assert_dead(engine: AsyncEngine, streams: list[asyncio.Task[list[RequestOutput]]], match: str) -> None:
     """Every stream ends at once, and nothing new hangs."""
     for stream in streams:

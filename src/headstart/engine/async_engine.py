@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 
 from headstart.core.engine_core import CoreStats
 from headstart.core.errors import QueueFull, RequestRefused, RequestTooLong
@@ -80,7 +80,7 @@ class AsyncEngine:
         self._why_dead: str | None = None
         self._info: EngineInfo | None = None
         self._stats: CoreStats | None = None
-        self._requests: dict[str, tuple[Mailbox, int]] = {}
+        self._requests: dict[str, Mailbox] = {}
         self._pings: dict[int, asyncio.Future[CoreStats]] = {}
         self._num_pings = 0
         self._silent_ticks = 0
@@ -143,42 +143,16 @@ class AsyncEngine:
         self._check_alive()
         mailbox = Mailbox()
         try:
-            self._submit(request, mailbox, 0)
+            self._submit(request, mailbox)
             while True:
-                _, output = await mailbox.take()
+                output = await mailbox.take()
                 yield output
                 if output.finish_reason is not None:
                     return
         finally:
-            self._withdraw((request,), mailbox)
+            self._withdraw(request.request_id, mailbox)
 
-    async def generate_n(self, requests: Sequence[EngineRequest]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """Several requests with one prompt, as (index, output) until all have finished; see `generate`.
-
-        The prompt is computed once: the first request goes ahead, the others follow when it has its first token and
-        find the prompt in the prefix cache. Closing aborts all; an error of one ends all.
-        """
-        await self._started.wait()
-        self._check_alive()
-        mailbox = Mailbox()
-        wait_for_prefix = self.info.prefix_cache and len(requests[0].prompt_token_ids) > self.info.block_size
-        num_submitted = 0
-        num_finished = 0
-        try:
-            while num_finished < len(requests):
-                num_wanted = 1 if wait_for_prefix else len(requests)
-                for index in range(num_submitted, num_wanted):
-                    self._submit(requests[index], mailbox, index)
-                num_submitted = max(num_submitted, num_wanted)
-                index, output = await mailbox.take()
-                yield index, output
-                num_finished += output.finish_reason is not None
-                if output.token_ids or output.finish_reason is not None:
-                    wait_for_prefix = False
-        finally:
-            self._withdraw(requests, mailbox)
-
-    def _submit(self, request: EngineRequest, mailbox: Mailbox, index: int) -> None:
+    def _submit(self, request: EngineRequest, mailbox: Mailbox) -> None:
         self._check_alive()
         num_tokens = len(request.prompt_token_ids)
         if num_tokens + min(request.params.max_tokens, 1) > self.info.max_model_len:
@@ -191,24 +165,20 @@ class AsyncEngine:
         if not request.submit_time:
             request = dataclasses.replace(request, submit_time=time.monotonic())
         self._send(Add(request))
-        self._requests[request.request_id] = (mailbox, index)
+        self._requests[request.request_id] = mailbox
 
-    def _withdraw(self, requests: Sequence[EngineRequest], mailbox: Mailbox) -> None:
-        """Abort those of `requests` that still run for this mailbox."""
-        alive = [request.request_id for request in requests if self._is_of(request.request_id, mailbox)]
-        for request_id in alive:
-            del self._requests[request_id]
-        if alive and self._state is EngineState.READY:
+    def _withdraw(self, request_id: str, mailbox: Mailbox) -> None:
+        """Abort the request if it still runs for this mailbox."""
+        if self._requests.get(request_id) is not mailbox:
+            return
+        del self._requests[request_id]
+        if self._state is EngineState.READY:
             with contextlib.suppress(EngineDeadError):
-                self._send(Abort(tuple(alive)))
+                self._send(Abort((request_id,)))
 
     def _check_alive(self) -> None:
         if self._why_dead is not None:
             raise EngineDeadError(self._why_dead)
-
-    def _is_of(self, request_id: str, mailbox: Mailbox) -> bool:
-        entry = self._requests.get(request_id)
-        return entry is not None and entry[0] is mailbox
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -244,8 +214,8 @@ class AsyncEngine:
                 if answer is not None and not answer.done():
                     answer.set_result(stats)
             case Refused(request_id=request_id, message=text, queue_full=queue_full):
-                if (entry := self._requests.pop(request_id, None)) is not None:
-                    entry[0].fail(RequestRefused(text) if queue_full is None else QueueFull(*queue_full))
+                if (mailbox := self._requests.pop(request_id, None)) is not None:
+                    mailbox.fail(RequestRefused(text) if queue_full is None else QueueFull(*queue_full))
             case Progress(stage=stage, done=done, total=total):
                 if self._progress is not None:
                     self._progress(stage, done, total)
@@ -258,13 +228,12 @@ class AsyncEngine:
 
     def _deliver(self, output: RequestOutput) -> None:
         request_id = output.request_id
-        entry = self._requests.get(request_id)
-        if entry is None:
+        mailbox = self._requests.get(request_id)
+        if mailbox is None:
             return  # aborted: nobody waits for it
         if output.finish_reason is not None:
             del self._requests[request_id]
-        mailbox, index = entry
-        mailbox.put(index, output)
+        mailbox.put(output)
 
     # -- life and death ------------------------------------------------------------------------------------------------
 
@@ -302,7 +271,7 @@ class AsyncEngine:
             self._tick_timer.cancel()
         self._loop.remove_reader(self._channel_fd)
         self._loop.remove_reader(self._process.lifeline_fd)
-        for mailbox in {id(mailbox): mailbox for mailbox, _ in self._requests.values()}.values():
+        for mailbox in self._requests.values():
             mailbox.fail(EngineDeadError(why))
         self._requests.clear()
         for answer in self._pings.values():

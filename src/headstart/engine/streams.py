@@ -30,18 +30,17 @@ def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
 
 
 class Mailbox:
-    """Unread outputs of one caller, who may have several requests, told apart by an index. One reader."""
+    """Unread outputs of one request. One reader."""
 
     def __init__(self) -> None:
-        self._unread: dict[int, list[RequestOutput]] = {}  # in the order of each one's oldest output
+        self._unread: list[RequestOutput] = []
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, index: int, output: RequestOutput) -> None:
-        unread = self._unread.setdefault(index, [])
-        unread.append(output)
-        if len(unread) >= _MERGE_AT:
-            unread[:] = [merge_outputs(unread)]
+    def put(self, output: RequestOutput) -> None:
+        self._unread.append(output)
+        if len(self._unread) >= _MERGE_AT:
+            self._unread[:] = [merge_outputs(self._unread)]
         self._wake()
 
     def fail(self, error: Exception) -> None:
@@ -49,8 +48,8 @@ class Mailbox:
         self._error = error
         self._wake()
 
-    async def take(self) -> tuple[int, RequestOutput]:
-        """Everything unread of one request, as one output; waits if there is nothing."""
+    async def take(self) -> RequestOutput:
+        """Everything unread, as one output; waits if there is nothing."""
         while not self._unread:
             if self._error is not None:
                 raise self._error
@@ -59,8 +58,8 @@ class Mailbox:
                 await self._reader
             finally:
                 self._reader = None
-        index = next(iter(self._unread))
-        return index, merge_outputs(self._unread.pop(index))
+        unread, self._unread = self._unread, []
+        return merge_outputs(unread)
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
