@@ -164,6 +164,20 @@ def test_a_reduced_kv_pool_stays_close_to_the_full_one(tmp_path: Path) -> None:
             assert float((got - expected).abs().max()) < tolerance * float(expected.abs().max())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_models_stay_close_to_full_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = reference("qwen3")
+    model.save_pretrained(tmp_path)
+    decoder = load(tmp_path, dtype=dtype)
+    assert decoder.dtype == dtype
+    ids = torch.arange(60)
+    pool = pool_for(decoder, 20, BLOCK, dtype)
+    got = chunked_logits(decoder, ids, (33, 1, 26), [3, 2, 1, *range(4, 20)], BLOCK, pool)
+    expected = expected_logits(model, ids)
+    assert got.dtype == torch.float32
+    assert float((got - expected).abs().mean()) < 0.03 * float(expected.abs().max())
+
+
 @pytest.mark.model
 @pytest.mark.timeout(600)
 def test_the_default_model_chooses_as_transformers_on_300_positions() -> None:
