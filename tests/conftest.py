@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from headstart.perf.openmp import spin_briefly
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # Two test processes on a small machine must not fight over its cores; set before anything loads torch.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+spin_briefly(os.environ)
 
 
 @pytest.fixture(autouse=True)

@@ -10,16 +10,20 @@ import logging
 import os
 import sys
 
-from headstart.config import Config, SchedulerConfig
-from headstart.core.engine_core import EngineCore
-from headstart.engine.child import BuiltEngine, run_child
-from headstart.engine.ipc import EngineInfo
-from headstart.executor.base import ExecutorInfo, StartupError
-from headstart.executor.local import LocalExecutor
-from headstart.hub import ModelError, ModelFiles, Progress
-from headstart.launch import decode_setup
-from headstart.perf.model_spec import ModelSpec
-from headstart.worker.worker import Worker
+from headstart.perf.openmp import spin_briefly
+
+spin_briefly(os.environ)  # torch is imported below
+
+from headstart.config import Config, SchedulerConfig  # noqa: E402
+from headstart.core.engine_core import EngineCore  # noqa: E402
+from headstart.engine.child import BuiltEngine, run_child  # noqa: E402
+from headstart.engine.ipc import EngineInfo  # noqa: E402
+from headstart.executor.base import ExecutorInfo, StartupError  # noqa: E402
+from headstart.executor.local import LocalExecutor  # noqa: E402
+from headstart.hub import ModelError, ModelFiles, Progress  # noqa: E402
+from headstart.launch import decode_setup  # noqa: E402
+from headstart.perf.model_spec import ModelSpec  # noqa: E402
+from headstart.worker.worker import Worker  # noqa: E402
 
 
 def build_engine(
