@@ -274,6 +274,27 @@ class TestDepthTwo:
         driver.drain()
         assert driver.finished["a"].stop_token_id is not None
 
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_one_missing_block_costs_one_request_its_place(self, depth: int) -> None:
+        """The victim's blocks come free only when the steps in flight retire: nobody else has to go meanwhile."""
+        driver = Driver.of(make_core(num_blocks=24, max_num_seqs=6, max_num_batched_tokens=64, pipeline_depth=depth))
+        for index in range(6):
+            driver.add(make_spec(f"r{index}", prompt(8, index), max_tokens=24, arrival=index))
+        results, most = [], 0
+        while driver.core.has_work:
+            step = driver.core.begin_step(driver.now)
+            events = driver.core.take_events()
+            most = max(most, sum(isinstance(event, RequestPreempted) for event in events))
+            if step is not None:
+                results.append(driver.worker.execute(step))
+            if results and (step is None or len(results) == depth):
+                driver.now += 1
+                driver.take(driver.core.finish_step(results.pop(0), driver.now))
+            driver.core.check_invariants()
+        assert most <= 2, "two blocks at most are missing at once"
+        assert 1 <= driver.core.stats().preemptions <= 8
+        assert set(driver.finished) == {f"r{index}" for index in range(6)}
+
     def test_no_decode_is_granted_past_max_tokens(self) -> None:
         driver, _worker = self.start()
         driver.add(make_spec("a", prompt(6), max_tokens=1))

@@ -7,6 +7,7 @@ one step late: the extra token is dropped, and blocks return to the pool only wh
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -71,6 +72,8 @@ class EngineCore:
                 f"lower max_model_len or give the pool more memory"
             )
         self._config = config
+        self._depth = config.pipeline_depth or 1
+        self._horizon = math.inf if config.attention_horizon is None else config.attention_horizon
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._max_model_len = max_model_len
@@ -121,7 +124,7 @@ class EngineCore:
 
     def begin_step(self, now: float) -> SchedulerOutput | None:
         """The next step to compute, or None: nothing can run, or as many steps are in flight as may be."""
-        if len(self._in_flight) >= self._config.pipeline_depth:
+        if len(self._in_flight) >= self._depth:
             return None
         schedule = self._scheduler.schedule()
         for request in schedule.preempted:
@@ -188,8 +191,7 @@ class EngineCore:
         )
 
     def _shares(self, step: _StepInFlight) -> tuple[tuple[str, float], ...]:
-        horizon = self._config.attention_horizon
-        works = [work_of(grant.chunk.start, grant.chunk.num_scheduled_tokens, horizon) for grant in step.grants]
+        works = [work_of(grant.chunk.start, grant.chunk.num_scheduled_tokens, self._horizon) for grant in step.grants]
         total = sum(works)
         return tuple(
             (grant.request.request_id, work / total)

@@ -6,7 +6,7 @@ time has retired (`retire_step`), its reference is dropped. So no step ever writ
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from headstart.core.block_pool import BlockPool
@@ -35,6 +35,12 @@ class KVCacheManager:
     @property
     def num_cached_blocks(self) -> int:
         return len(self.radix)
+
+    @property
+    def num_releasing_blocks(self) -> int:
+        """Blocks that nobody holds but steps in flight: they can be allocated once those retire."""
+        waiting = Counter(block_id for _, released in self._steps for block_id in released)
+        return sum(self.pool.references(block_id) == count for block_id, count in waiting.items())
 
     def match(self, request: Request) -> list[int]:
         """Cached blocks of the longest prefix of what the request must compute; its last token is never part of it."""

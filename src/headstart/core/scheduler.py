@@ -47,6 +47,7 @@ class Scheduler:
         self._config = config
         self._kv = kv
         self._max_model_len = max_model_len
+        self._horizon = math.inf if config.attention_horizon is None else config.attention_horizon
         self._policy = make_policy(config)
         self._arrival_order = FirstComeFirstServed(config)
         self._waiting = WaitingQueue()
@@ -82,7 +83,7 @@ class Scheduler:
         budget = StepBudget(
             work=work,
             tokens=self._config.max_num_batched_tokens - num_decodes,
-            horizon=self._config.attention_horizon,
+            horizon=self._horizon,
         )
         # Who was just preempted for want of blocks must not take them back in the same step.
         self._schedule_prefills(grants, budget, admit=not preempted)
@@ -91,11 +92,15 @@ class Scheduler:
 
     def _schedule_decodes(self, grants: list[Grant], preempted: list[Request]) -> None:
         size = self._kv.block_size
+        num_held_back = 0
         for request in list(self._decoding.values()):
             num_tokens = len(request.token_ids) + request.num_pending_tokens
             if num_tokens >= request.max_num_tokens or request.status is not RequestStatus.RUNNING:
                 continue  # what is in flight ends it, or it was just preempted
             while request.num_computed_tokens >= len(request.block_table) * size and not self._kv.allocate_one(request):
+                if self._kv.num_releasing_blocks > num_held_back:
+                    num_held_back += 1  # steps in flight will give it one: no further victim is needed
+                    break
                 victim = self._victim(grants)
                 self._preempt(victim)
                 preempted.append(victim)
