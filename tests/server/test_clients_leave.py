@@ -1,0 +1,166 @@
+"""200 clients that leave in the queue, in prefill and in decode, against a real engine: nothing of them may stay.
+
+The tiny model is too fast to leave it by the clock, so each wave is built up until the engine itself says that three
+requests decode, one is in prefill and six wait; then all ten leave. `benchmarks/client_leaves.py` does it by the clock,
+with the default model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from headstart.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from headstart.core.engine_core import CoreStats
+from headstart.engine import AsyncEngine
+from headstart.hub import files_of_folder
+from headstart.launch import launch_engine
+from headstart.perf.model_spec import read_model_spec
+from headstart.server import create_app
+from headstart.text import ChatTemplate, Tokenizer
+from tests.fixtures.stories import make_stories_folder
+from tests.server.harness import Running, serving
+
+WAVES = 20
+DECODING, WAITING = 3, 6  # of a wave; one more is in prefill
+SLOW_PREFILL = SchedulerConfig(max_num_seqs=DECODING + 1, max_num_batched_tokens=64, mixed_step_tokens=2)
+NUM_NORMAL = 15
+
+
+@dataclass(frozen=True)
+class Served:
+    running: Running
+    engine: AsyncEngine
+
+    def stats(self) -> CoreStats:
+        """As they are after everything that was sent before."""
+        return asyncio.run_coroutine_threadsafe(self.engine.ping(), self.running.loop).result(20)
+
+    def wait_for(self, condition: Callable[[CoreStats], bool]) -> CoreStats:
+        deadline = time.monotonic() + 30
+        while not condition(stats := self.stats()):
+            assert time.monotonic() < deadline, stats
+        return stats
+
+    def num_tasks(self) -> int:
+        return self.running.call(lambda: len(asyncio.all_tasks()))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = make_stories_folder(tmp_path_factory.mktemp("left") / "stories")
+    config = Config(
+        model=ModelConfig(model=str(folder), served_model_name="stories", threads=1),
+        cache=CacheConfig(kv_cache_memory=8 << 20),
+        scheduler=SLOW_PREFILL,
+    )
+    files = files_of_folder(folder)
+    tokenizer = Tokenizer.load(files)
+    engines: list[AsyncEngine] = []
+
+    def make_app() -> Any:
+        engines.append(launch_engine(config, files, read_model_spec(files)))
+        return create_app(engines[0], tokenizer, ChatTemplate.load(files, tokenizer), config)
+
+    async def end() -> None:
+        await engines[0].shutdown()
+
+    with serving(make_app, end=end) as running:
+        asyncio.run_coroutine_threadsafe(engines[0].wait_ready(), running.loop).result(60)
+        yield Served(running, engines[0])
+
+
+def prompt_of(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(3, 500) for _ in range(length)]
+
+
+def send(served: Served, prompt: list[int], max_tokens: int, *, stream: bool) -> socket.socket:
+    """A request on a connection of its own, sent and not waited for."""
+    fields = {"prompt": prompt, "max_tokens": max_tokens, "stream": stream, "ignore_eos": True, "temperature": 0}
+    body = json.dumps(fields).encode()
+    client = served.running.connect()
+    client.settimeout(60)
+    client.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    return client
+
+
+def leave(client: socket.socket, *, abruptly: bool) -> str:
+    """Close the connection, by a reset if `abruptly`. Says whether anything of the answer was there by then."""
+    client.setblocking(False)
+    try:
+        seen = "answered" if client.recv(1) else "closed"
+    except BlockingIOError:
+        seen = "unanswered"
+    if abruptly:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    return seen
+
+
+def build_wave(served: Served, rng: random.Random, before: CoreStats) -> dict[str, list[socket.socket]]:
+    """Ten requests, each where it shall be left: the engine's own numbers say so."""
+    decoding = []
+    for _ in range(DECODING):
+        decoding.append(send(served, prompt_of(rng, 3), 500, stream=True))
+        decoding[-1].recv(1)  # the headers have waited for the first token
+    prefill = [send(served, prompt_of(rng, 480), 8, stream=rng.random() < 0.5)]
+    computed = before.prompt_tokens_computed + DECODING * 3
+    served.wait_for(lambda stats: stats.num_running == DECODING + 1 and stats.prompt_tokens_computed > computed)
+    waiting = [send(served, prompt_of(rng, 400), 100, stream=rng.random() < 0.5) for _ in range(WAITING)]
+    served.wait_for(lambda stats: stats.num_waiting == WAITING or stats.num_running < DECODING + 1)
+    return {"decode": decoding, "prefill": prefill, "queue": waiting}
+
+
+def normal_seconds(served: Served, rng: random.Random) -> float:
+    """The best of some: what the server can do, whatever else the machine does just now."""
+    times = []
+    for _ in range(NUM_NORMAL):
+        began = time.perf_counter()
+        body = {"prompt": prompt_of(rng, 60), "max_tokens": 8, "ignore_eos": True}
+        assert served.running.client.post("/v1/completions", json=body).status_code == 200
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def test_two_hundred_clients_that_leave_free_everything(served: Served) -> None:
+    rng = random.Random(0)
+    seconds = normal_seconds(served, rng)
+    before, tasks = served.stats(), served.num_tasks()
+    assert before.num_free_blocks == before.num_blocks
+    left: Counter[tuple[str, str]] = Counter()
+    for _ in range(WAVES):
+        at_begin = served.stats()
+        wave = build_wave(served, rng, at_begin)
+        clients = [(stage, client) for stage, of_stage in wave.items() for client in of_stage]
+        rng.shuffle(clients)
+        for stage, client in clients:
+            left[stage, leave(client, abruptly=rng.random() < 0.5)] += 1
+        gone = served.wait_for(lambda stats: stats.num_running == stats.num_waiting == 0)
+        assert gone.finished - at_begin.finished == len(clients)
+        served.wait_for(lambda stats: stats.num_free_blocks == stats.num_blocks)
+
+    after = served.stats()
+    assert sum(left.values()) == 200
+    # Each stage was really met. A machine that stops this process for long may let some requests go on meanwhile.
+    assert left["decode", "answered"] == WAVES * DECODING
+    assert left["prefill", "unanswered"] > WAVES * 0.7
+    assert left["queue", "unanswered"] > WAVES * WAITING * 0.7
+    assert after.aborts - before.aborts > 200 * 0.9
+    assert normal_seconds(served, rng) < 2 * seconds
+    served.running.client.close()
+    deadline = time.monotonic() + 10
+    while served.num_tasks() > tasks:
+        assert time.monotonic() < deadline, "tasks of clients that left are still there"
