@@ -154,3 +154,13 @@ class Driver:
                 return
             assert self.step() is not None, "work is left but no step can run"
         raise AssertionError("the core does not come to rest")
+
+
+def prompt(length: int, first: int = 0) -> list[int]:
+    """Unlike for another `first`, from the first token on."""
+    return [first, *(index % 5 for index in range(length - 1))]
+
+
+def lengths(step: SchedulerOutput | None) -> dict[str, int]:
+    assert step is not None
+    return {chunk.request_id: chunk.num_scheduled_tokens for chunk in step.chunks}
