@@ -106,18 +106,48 @@ class GracefulServer(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def listen(config: ServerConfig) -> socket.socket:
-    """A bound, listening socket (port 0: a free one). Raises `AddressError`, before anything heavy was started."""
+def bind(config: ServerConfig) -> socket.socket:
+    """A bound socket (port 0: a free one) that refuses connections until `start_listening`.
+
+    Raises `AddressError`, before anything heavy was started.
+    """
     try:
-        family, _, _, _, address = socket.getaddrinfo(
+        family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server((str(address[0]), int(address[1])), family=family, backlog=_BACKLOG)
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound.bind(address)
+        except BaseException:
+            bound.close()
+            raise
+        return bound
     except OSError as error:
-        raise AddressError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; "
-            "choose another --port or --host"
-        ) from None
+        raise _address_error(config, error) from None
+
+
+def start_listening(bound: socket.socket, config: ServerConfig) -> None:
+    """From now on connections are taken. Raises `AddressError` if another process was faster since `bind`."""
+    try:
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        raise _address_error(config, error) from None
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """`bind` and `start_listening` in one."""
+    bound = bind(config)
+    start_listening(bound, config)
+    return bound
+
+
+def _address_error(config: ServerConfig, error: OSError) -> AddressError:
+    return AddressError(
+        f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose another --port or --host"
+    )
 
 
 def url_of(listener: socket.socket) -> str:
