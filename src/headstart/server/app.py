@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.config import Config
 from headstart.engine import AsyncEngine
+from headstart.hub.generation_config import SamplingDefaults
 from headstart.metrics.collector import Collector
 from headstart.server.admin import Admin, JsonEndpoint
 from headstart.server.auth import ApiKeyGate
@@ -31,9 +32,18 @@ access_logger = logging.getLogger("headstart.access")
 _EXPOSED = ("server-timing", "x-request-id", "retry-after")
 
 
-def create_app(engine: AsyncEngine, tokenizer: Tokenizer, chat_template: ChatTemplate, config: Config) -> ASGIApp:
-    """The HTTP API of one served model. The engine may still be starting: until it is ready, requests get 503."""
-    services = make_services(config, engine, tokenizer, chat_template)
+def create_app(
+    engine: AsyncEngine,
+    tokenizer: Tokenizer,
+    chat_template: ChatTemplate,
+    config: Config,
+    defaults: SamplingDefaults = SamplingDefaults(),
+) -> ASGIApp:
+    """The HTTP API of one served model. The engine may still be starting: until it is ready, requests get 503.
+
+    `defaults`: what requests get for sampling fields that they leave out.
+    """
+    services = make_services(config, engine, tokenizer, chat_template, defaults)
     app: ASGIApp = Starlette(
         routes=_routes(services),
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _unforeseen},

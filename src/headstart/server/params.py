@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from headstart.config import ServerConfig
 from headstart.core.request import SamplingParams
+from headstart.hub.generation_config import SamplingDefaults
 from headstart.server.errors import ApiError, bad_field
 from headstart.server.protocol import ChatRequest, CompletionRequest, SamplingFields
 
@@ -35,6 +36,7 @@ class Limits:
     max_logprobs: int
     default_max_tokens: int | None
     eos_token_ids: tuple[int, ...]
+    defaults: SamplingDefaults = SamplingDefaults()  # for sampling fields that the request leaves out
 
     @classmethod
     def of(cls, server: ServerConfig, *, vocab_size: int, max_model_len: int, eos: tuple[int, ...]) -> Limits:
@@ -67,19 +69,20 @@ def sampling_params(
     fields: SamplingFields, limits: Limits, *, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """Check and settle what decides the next token. Raises `ApiError` 400."""
-    top_p = _number("top_p", fields.top_p, 1.0, 0.0, 1.0)
-    top_k = _top_k(fields.top_k, limits.vocab_size)
+    defaults = limits.defaults
+    top_p = _number("top_p", fields.top_p, defaults.top_p, 0.0, 1.0)
+    top_k = _top_k(defaults.top_k if fields.top_k is None else fields.top_k, limits.vocab_size)
     if top_p == 0.0:  # OpenAI's range includes 0: only the most likely token
         top_p, top_k = 1.0, 1
-    repetition = _number("repetition_penalty", fields.repetition_penalty, 1.0, 0.0, 10.0)
+    repetition = _number("repetition_penalty", fields.repetition_penalty, defaults.repetition_penalty, 0.0, 10.0)
     if repetition == 0.0:
         raise bad_field("repetition_penalty", "must be greater than 0")
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=_number("temperature", fields.temperature, 1.0, 0.0, 2.0),
+        temperature=_number("temperature", fields.temperature, defaults.temperature, 0.0, 2.0),
         top_k=top_k,
         top_p=top_p,
-        min_p=_number("min_p", fields.min_p, 0.0, 0.0, 1.0),
+        min_p=_number("min_p", fields.min_p, defaults.min_p, 0.0, 1.0),
         repetition_penalty=repetition,
         presence_penalty=_number("presence_penalty", fields.presence_penalty, 0.0, -2.0, 2.0),
         frequency_penalty=_number("frequency_penalty", fields.frequency_penalty, 0.0, -2.0, 2.0),
@@ -198,8 +201,8 @@ def _integer(name: str, value: int, low: int, high: int) -> int:
     return value
 
 
-def _top_k(value: int | None, vocab_size: int) -> int:
-    if value is None or value == -1:  # -1 is vLLM's "off"
+def _top_k(value: int, vocab_size: int) -> int:
+    if value == -1:  # -1 is vLLM's "off"
         return 0
     if value < 0:
         raise bad_field("top_k", f"is {value}; it must be 0 (off) or more")

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import headstart
 from headstart.config import Config
 from headstart.engine import AsyncEngine, EngineState
+from headstart.hub.generation_config import SamplingDefaults
 from headstart.metrics.collector import Collector, EngineView
 from headstart.server.errors import ApiError, engine_dead, engine_starting, unknown_model
 from headstart.server.messages import ChatPrompts
@@ -33,6 +34,7 @@ class Services:
     prompts: ChatPrompts
     collector: Collector
     pool: ThreadPoolExecutor
+    defaults: SamplingDefaults = SamplingDefaults()
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -47,12 +49,13 @@ class Services:
         if state is EngineState.STARTING:
             raise engine_starting()
         info = self.engine.info
-        return Limits.of(
+        limits = Limits.of(
             self.config.server,
             vocab_size=info.vocab_size,
             max_model_len=info.max_model_len,
             eos=self.tokenizer.eos_token_ids,
         )
+        return replace(limits, defaults=self.defaults)
 
     def check_model(self, name: str | None) -> None:
         """A request that names no model means the one there is. Raises `ApiError` 404."""
@@ -93,7 +96,9 @@ def served_name(config: Config) -> str:
     return config.model.served_model_name or config.model.model
 
 
-def make_services(config: Config, engine: AsyncEngine, tokenizer: Tokenizer, template: ChatTemplate) -> Services:
+def make_services(
+    config: Config, engine: AsyncEngine, tokenizer: Tokenizer, template: ChatTemplate, defaults: SamplingDefaults
+) -> Services:
     def view() -> EngineView:
         return EngineView(engine.state is EngineState.READY, engine.stats())
 
@@ -104,4 +109,5 @@ def make_services(config: Config, engine: AsyncEngine, tokenizer: Tokenizer, tem
         prompts=ChatPrompts(template),
         collector=Collector(view, version=headstart.__version__, model=served_name(config)),
         pool=ThreadPoolExecutor(max_workers=2, thread_name_prefix="headstart-tokenize"),
+        defaults=defaults,
     )
