@@ -69,9 +69,10 @@ class ServerConfig:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
-    max_body_bytes: int = 16 * 1024 * 1024
+    max_body_bytes: int | None = None  # None: what the context's text needs (see `server.http.default_body_limit`)
     max_n: int = 16
     max_logprobs: int = 20
+    max_priority: int = 10  # requests may ask for -max_priority (first) to max_priority
     default_max_tokens: int | None = None  # None: up to the context
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -102,6 +103,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_body_bytes": (1024, 1 << 32),
     "max_n": (1, 1024),
     "max_logprobs": (0, 1000),
+    "max_priority": (0, 1_000_000),
     "default_max_tokens": (1, 10_000_000),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {

@@ -90,7 +90,7 @@ def test_the_engine_in_numbers() -> None:
     kinds = {"prompt_computed": 600, "prompt_cached": 70, "generated": 80}
     assert {kind: values["headstart_tokens_total", kind] for kind in kinds} == kinds
     assert values["headstart_preemptions_total",] == STATS.preemptions
-    assert values["headstart_aborts_total",] == STATS.aborts
+    assert values["headstart_aborts_total",] == 0, "the engine also takes requests back whose text is complete"
 
 
 def test_the_engine_may_have_no_numbers_yet() -> None:

@@ -20,7 +20,7 @@ from headstart.config import Config, ModelConfig, ServerConfig
 from headstart.core.engine_core import CoreStats
 from headstart.core.request import EngineRequest, FinishReason
 from headstart.core.step import RequestOutput, TokenLogprob
-from headstart.engine import EngineInfo, EngineState, RequestTooLong
+from headstart.engine import EngineInfo, EngineState, RequestTooLong, Reservation
 from headstart.server import create_app, listen, make_server, url_of
 from headstart.text import ChatTemplate, Tokenizer
 
@@ -63,7 +63,14 @@ class ScriptedEngine:
             change()
             self.changed.notify_all()
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
+    def reserve(self, count: int) -> Reservation:
+        if self.refuse is not None:
+            raise self.refuse
+        return Reservation(count)
+
+    async def generate(
+        self, request: EngineRequest, reservation: Reservation | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
         if self.refuse is not None:
             raise self.refuse
         if len(request.prompt_token_ids) + min(request.params.max_tokens, 1) > self.info.max_model_len:

@@ -191,7 +191,7 @@ def test_a_prompt_longer_than_the_context(shared: Running, route: str, field: st
 
 
 def test_a_prompt_that_is_far_too_long_is_not_tokenized_whole(shared: Running) -> None:
-    response = post(shared, TEXT, {"prompt": "day " * 1_000_000})
+    response = post(shared, TEXT, {"prompt": "day " * 200_000})
     assert response.status_code == 400
     assert "more than" in error_of(response)["message"]
 

@@ -96,8 +96,10 @@ def test_characters_are_counted_where_they_begin(text: str, cut: int) -> None:
 
 
 def test_choices_have_seeds_of_their_own() -> None:
-    seeds = [nth_seed((1 << 63) - 1, index) for index in range(3)]
-    assert seeds == [(1 << 63) - 1, 0, 1]
+    seeds = [nth_seed(seed, index) for seed in (0, 1, 2, 3, (1 << 63) - 1) for index in range(16)]
+    assert len(set(seeds)) == len(seeds), "requests with neighbouring seeds share no choice"
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+    assert seeds[::16] == [0, 1, 2, 3, (1 << 63) - 1], "the first choice is the answer to n=1"
 
 
 def test_an_address_in_use_is_one_clear_line() -> None:

@@ -31,7 +31,7 @@ class CoreCounters:
     prompt_tokens_cached: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
-    aborts: int = 0
+    aborts: int = 0  # taken back: the client left, or its text was complete (a stop string)
     finished: int = 0
 
 
@@ -105,7 +105,7 @@ class EngineCore:
             raise RequestTooLong(len(spec.prompt_token_ids), self._max_model_len, self._num_blocks * self._block_size)
         if spec.request_id in self._requests:
             raise DuplicateRequest(spec.request_id)
-        if self._scheduler.num_waiting >= self._config.max_num_waiting:
+        if not spec.reserved and self._scheduler.num_waiting >= self._config.max_num_waiting:
             raise QueueFull(self._scheduler.num_waiting, self._config.max_num_waiting)
         limit = min(len(spec.prompt_token_ids) + spec.params.max_tokens, self._max_model_len)
         request = Request(spec, limit)

@@ -51,7 +51,8 @@ class EngineRequest:
 
     `arrival_time`: seconds of the monotonic clock at which the server received it; `submit_time`: when it was handed to
     the engine (the ledger's `admit` runs from there; 0 means at arrival). `priority`: lower goes first. `cache_salt`:
-    requests share cached blocks only with requests of the same salt.
+    requests share cached blocks only with requests of the same salt. `reserved`: its place was kept for it beforehand,
+    so the queue's limit does not refuse it.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class EngineRequest:
     priority: int = 0
     cache_salt: str = ""
     submit_time: float = 0.0
+    reserved: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,7 @@
 
 from headstart.core.errors import QueueFull as QueueFullError
 from headstart.core.errors import RequestRefused, RequestTooLong
-from headstart.engine.async_engine import AsyncEngine, EngineDeadError, EngineLimits, EngineState
+from headstart.engine.async_engine import AsyncEngine, EngineDeadError, EngineLimits, EngineState, Reservation
 from headstart.engine.ipc import EngineInfo
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "QueueFullError",
     "RequestRefused",
     "RequestTooLong",
+    "Reservation",
 ]

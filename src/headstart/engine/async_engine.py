@@ -13,6 +13,7 @@ import enum
 import logging
 import time
 from collections.abc import AsyncGenerator
+from typing import Self
 
 from headstart.core.engine_core import CoreStats
 from headstart.core.errors import QueueFull, RequestRefused, RequestTooLong
@@ -68,6 +69,20 @@ class EngineLimits:
     heartbeat_timeout: float = 30.0
 
 
+class Reservation:
+    """Places kept for requests that come later, so that none of them is refused for want of room. Close it: what was
+    not used is given back."""
+
+    def __init__(self, count: int) -> None:
+        self.num_left = count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.num_left = 0
+
+
 class AsyncEngine:
     """Made inside a running event loop, whose thread alone may use it. Takes over `process` and ends it."""
 
@@ -81,6 +96,7 @@ class AsyncEngine:
         self._info: EngineInfo | None = None
         self._stats: CoreStats | None = None
         self._requests: dict[str, Mailbox] = {}
+        self._reservations: set[Reservation] = set()  # those with places left, and some of the others
         self._pings: dict[int, asyncio.Future[CoreStats]] = {}
         self._num_pings = 0
         self._silent_ticks = 0
@@ -133,9 +149,19 @@ class AsyncEngine:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
+    def reserve(self, count: int) -> Reservation:
+        """Keep places for `count` requests that belong together: all are let in, or none. Raises `QueueFullError`."""
+        self._check_room(count)
+        reservation = Reservation(count)
+        self._reservations = {kept for kept in self._reservations if kept.num_left} | {reservation}
+        return reservation
+
+    async def generate(
+        self, request: EngineRequest, reservation: Reservation | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Submit at the first `anext` and yield news until the one with a finish reason. Closing aborts the request.
 
+        With a `reservation` it takes one of the places there, and a full queue does not refuse it.
         A caller who reads slowly gets fewer, larger outputs. `request_id` must be new for the life of the engine.
         Raises `EngineDeadError`, `RequestTooLong` (before anything is sent), `QueueFullError`, `RequestRefused`.
         """
@@ -143,7 +169,7 @@ class AsyncEngine:
         self._check_alive()
         mailbox = Mailbox()
         try:
-            self._submit(request, mailbox)
+            self._submit(request, mailbox, reservation)
             while True:
                 output = await mailbox.take()
                 yield output
@@ -152,20 +178,32 @@ class AsyncEngine:
         finally:
             self._withdraw(request.request_id, mailbox)
 
-    def _submit(self, request: EngineRequest, mailbox: Mailbox) -> None:
+    def _submit(self, request: EngineRequest, mailbox: Mailbox, reservation: Reservation | None) -> None:
         self._check_alive()
         num_tokens = len(request.prompt_token_ids)
         if num_tokens + min(request.params.max_tokens, 1) > self.info.max_model_len:
             raise RequestTooLong(num_tokens, self.info.max_model_len, self.info.num_kv_tokens)
-        if len(self._requests) >= self._limits.max_num_requests:
-            num_waiting = self._stats.num_waiting if self._stats is not None else 0
-            raise QueueFull(num_waiting, self._limits.max_num_waiting)
+        if reservation is None:
+            self._check_room(1)
         if request.request_id in self._requests:
             raise RequestRefused(f"request id {request.request_id!r} is in use; choose another")
         if not request.submit_time:
             request = dataclasses.replace(request, submit_time=time.monotonic())
+        if reservation is not None:
+            assert reservation.num_left > 0, "a reservation is for as many requests as it says"
+            reservation.num_left -= 1
+            request = dataclasses.replace(request, reserved=True)
         self._send(Add(request))
         self._requests[request.request_id] = mailbox
+
+    def _check_room(self, count: int) -> None:
+        """Raises `QueueFull` unless `count` more may live. Several at once come past the engine's own look at its
+        queue, so they are refused here while that is full."""
+        num_waiting = self._stats.num_waiting if self._stats is not None else 0
+        num_taken = len(self._requests) + sum(reservation.num_left for reservation in self._reservations)
+        limits = self._limits
+        if num_taken + count > limits.max_num_requests or (count > 1 and num_waiting >= limits.max_num_waiting):
+            raise QueueFull(num_waiting, limits.max_num_waiting)
 
     def _withdraw(self, request_id: str, mailbox: Mailbox) -> None:
         """Abort the request if it still runs for this mailbox."""

@@ -1,7 +1,7 @@
 """What is measured, under which name: turns `RequestOutput`s, ledgers and HTTP answers into observations.
 
 Owned by the API process' event loop. Knows nothing of HTTP beyond a status, nothing of how requests are served.
-Totals that the engine counts anyway (tokens, preemptions, aborts) come from its statistics when the metrics are read.
+Totals that the engine counts anyway (tokens, preemptions) come from its statistics when the metrics are read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from headstart.core.step import RequestOutput
 from headstart.metrics.ledger import PARTS, Ledger
 from headstart.metrics.prometheus import Counter, HistogramFamily, Sampled, Samples, exposition
 
+REFUSED = "refused"  # beside the engine's reasons: it was never begun
 # 1 ms to 60 s; each bound at most 2.5 times the one before.
 SECONDS: tuple[float, ...] = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75),
@@ -64,6 +65,7 @@ class Collector:
         self.generation_tokens = HistogramFamily("headstart_request_generation_tokens", "Answer lengths.", TOKENS)
         self._finished = Counter("headstart_requests_finished_total", "Requests by how they ended.", ("finish_reason",))
         self._responses = Counter("headstart_http_responses_total", "HTTP answers.", ("route", "status"))
+        self._clients_gone = 0
         self._build: dict[str, str] = {"version": version, "model": model}
         # One lookup less for each token.
         self._itl_observe = self.itl.child().observe
@@ -82,6 +84,10 @@ class Collector:
     def response(self, route: str, status: int) -> None:
         self._responses.add(1, route, str(status))
 
+    def client_gone(self) -> None:
+        """A client closed its connection while its answer was being made."""
+        self._clients_gone += 1
+
     def finished(self, reason: str) -> None:
         self._finished.add(1, reason)
 
@@ -94,7 +100,8 @@ class Collector:
             *(self.ttft, self.parts, self.itl, self.tpot, self.e2e, self.queue),
             *(self.prompt_tokens, self.generation_tokens),
         )
-        return exposition((*histograms, self._finished, self._responses, *self._engine_metrics(view)))
+        aborts = _total("headstart_aborts_total", "HTTP requests whose client left before the end.", self._clients_gone)
+        return exposition((*histograms, self._finished, self._responses, aborts, *self._engine_metrics(view)))
 
     def _engine_metrics(self, view: EngineView) -> tuple[Sampled, ...]:
         build = Sampled(
@@ -180,5 +187,4 @@ def _stats_metrics(stats: CoreStats) -> tuple[Sampled, ...]:
         _total(
             "headstart_preemptions_total", "Requests that lost their blocks to another for a while.", stats.preemptions
         ),
-        _total("headstart_aborts_total", "Requests that ended because their client left.", stats.aborts),
     )

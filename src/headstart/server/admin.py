@@ -59,20 +59,18 @@ class Admin:
         if fields.prompt is not None:
             text, special, param = fields.prompt, fields.add_special_tokens is not False, "prompt"
         else:
-            text = services.prompts.render(
+            text = await services.pool.run(
+                services.prompts.render,
                 fields.messages,
                 tools=fields.tools,
                 add_generation_prompt=fields.add_generation_prompt is not False,
                 extra={},
             )
             special, param = bool(fields.add_special_tokens), "messages"
-        try:
-            ids = await services.tokenize(text, special, limits.max_model_len, param)
-        except ValueError as error:
-            raise ApiError(400, f"{param}: {error}", param=param) from None
+        (ids,) = await services.tokenize((text,), special, limits.max_model_len, param)
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": limits.max_model_len, "tokens": ids}
         if fields.return_token_strs:
-            answer["token_strs"] = [services.tokenizer.token_text(token) for token in ids]
+            answer["token_strs"] = await services.pool.run(lambda: list(map(services.tokenizer.token_text, ids)))
         return answer
 
     async def detokenize(self, body: bytearray) -> dict[str, Any]:
@@ -82,8 +80,11 @@ class Admin:
         services.check_model(fields.model)
         if fields.tokens is None:
             raise bad_field("tokens", "is required")
+        if len(fields.tokens) > limits.max_model_len:
+            raise bad_field("tokens", f"holds {len(fields.tokens)} ids; at most {limits.max_model_len} are allowed")
         ids = check_token_ids("tokens", fields.tokens, limits.vocab_size)
-        return {"prompt": services.tokenizer.decode(ids, skip_special_tokens=bool(fields.skip_special_tokens))}
+        skip = bool(fields.skip_special_tokens)
+        return {"prompt": await services.pool.run(services.tokenizer.decode, ids, skip)}
 
     def _model(self) -> dict[str, Any]:
         services = self._services
@@ -96,13 +97,15 @@ class Admin:
 class JsonEndpoint:
     """ASGI application: a JSON body in, `handle`'s value out."""
 
-    def __init__(self, handle: Callable[[bytearray], Awaitable[dict[str, Any]]], max_body_bytes: int) -> None:
+    def __init__(
+        self, handle: Callable[[bytearray], Awaitable[dict[str, Any]]], max_body_bytes: Callable[[], int]
+    ) -> None:
         self._handle = handle
         self._limit = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await read_json_body(scope, receive, self._limit)
+            body = await read_json_body(scope, receive, self._limit())
             await send_json(send, await self._handle(body))
         except ClientGoneError:
             return

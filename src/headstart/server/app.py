@@ -64,7 +64,10 @@ def create_app(
 def _routes(services: Services) -> list[Route]:
     admin = Admin(services)
     apis: tuple[Api, ...] = (ChatApi(services.prompts), CompletionsApi())
-    limit = services.config.server.max_body_bytes
+
+    def limit() -> int:
+        return services.max_body_bytes
+
     return [
         *(Route(api.route, GenerationEndpoint(services, api), methods=["POST"]) for api in apis),
         Route("/v1/models", admin.models),

@@ -48,7 +48,7 @@ class ChatApi:
             include_stop=bool(fields.include_stop_str_in_output),
             skip_special_tokens=fields.skip_special_tokens is not False,
             add_special_tokens=bool(fields.add_special_tokens),  # the template writes its own
-            priority=params.priority(fields),
+            priority=params.priority(fields, limits),
             cache_salt=params.cache_salt(fields),
         )
         return fields.model, asked

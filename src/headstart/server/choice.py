@@ -6,14 +6,15 @@ Owns the choice's detokenizer, stop strings, log-probabilities and counts. Knows
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headstart.core.request import EngineRequest, FinishReason
 from headstart.core.step import RequestOutput, TokenLogprob
-from headstart.engine import AsyncEngine
-from headstart.metrics.collector import RequestTrack
+from headstart.engine import AsyncEngine, RequestRefused, Reservation
+from headstart.metrics.collector import REFUSED, RequestTrack
 from headstart.server.errors import ApiError, shutting_down
 from headstart.server.logprobs import EntryMaker, TokenEntry
 from headstart.server.params import Generation
@@ -56,7 +57,12 @@ class Choice:
         self._started = False
         self._prompt_logprobs: list[TokenLogprob] = []
         self._entries: list[TokenEntry] = []  # of tokens whose text has not left yet
-        self._maker = EntryMaker(tokenizer, start=len(self._echo), skip_special_tokens=asked.skip_special_tokens)
+        self._maker = EntryMaker(
+            tokenizer,
+            start=len(self._echo),
+            leading_spaces=self._detokenizer.spaces_to_strip,
+            skip_special_tokens=asked.skip_special_tokens,
+        )
 
     def feed(self, output: RequestOutput) -> Delta | None:
         """Take in one output. Raises `ApiError` if the engine gave the request up."""
@@ -113,16 +119,29 @@ class Choice:
             return None
         assert self._source is not None
         self._length += len(text)
-        entries = self._entries
-        if self._detokenizer.stopped is not None:  # the stop string's own tokens are no part of the answer
-            entries = [entry for entry in entries if entry.offset < self._length]
-        self._entries = []
         first, self._started = not self._started, True
-        return Delta(self.index, first, text, tuple(entries), self.finish_reason, self.stop_reason, self._source)
+        return Delta(
+            self.index, first, text, self._entries_that_left(), self.finish_reason, self.stop_reason, self._source
+        )
+
+    def _entries_that_left(self) -> tuple[TokenEntry, ...]:
+        """Those of the tokens whose text has left wholly: the others tell what may be, or was, a stop string."""
+        entries = self._entries
+        if not self._asked.stop or (self.finish_reason is not None and self._detokenizer.stopped is None):
+            self._entries = []
+            return tuple(entries)
+        self._entries = [entry for entry in entries if entry.end > self._length]
+        return tuple(entry for entry in entries if entry.end <= self._length)
 
 
 async def run_choice(
-    engine: AsyncEngine, choice: Choice, track: RequestTrack, *, after: asyncio.Event | None, begun: asyncio.Event
+    engine: AsyncEngine,
+    choice: Choice,
+    track: RequestTrack,
+    *,
+    reservation: Reservation | None = None,
+    after: asyncio.Event | None = None,
+    begun: asyncio.Event | None = None,
 ) -> AsyncGenerator[Delta, None]:
     """Generate one choice. Leaving early, for whatever reason, aborts it in the engine.
 
@@ -132,20 +151,26 @@ async def run_choice(
     try:
         if after is not None:
             await after.wait()
-        async with aclosing(engine.generate(choice.request)) as outputs:
+        if not choice.request.submit_time:
+            choice.request = replace(choice.request, submit_time=time.monotonic())
+        async with aclosing(engine.generate(choice.request, reservation)) as outputs:
             async for output in outputs:
                 track.observe(output)
                 delta = choice.feed(output)
-                if output.token_ids:
+                if begun is not None and output.token_ids:
                     begun.set()
                 if delta is not None:
                     yield delta
                 if choice.finish_reason is not None:
                     reason = choice.finish_reason
                     return
-    except ApiError:
+    except RequestRefused:
+        reason = REFUSED
+        raise
+    except Exception:  # anything else that is thrown in here is the caller leaving
         reason = FinishReason.ERROR.value
         raise
     finally:
-        begun.set()
+        if begun is not None:
+            begun.set()
         track.close(reason)

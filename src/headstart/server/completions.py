@@ -50,7 +50,7 @@ class CompletionsApi:
             skip_special_tokens=fields.skip_special_tokens is not False,
             add_special_tokens=fields.add_special_tokens is not False,
             echo=echo,
-            priority=params.priority(fields),
+            priority=params.priority(fields, limits),
             cache_salt=params.cache_salt(fields),
         )
         return fields.model, asked

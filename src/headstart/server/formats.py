@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from headstart.metrics.ledger import Ledger
@@ -37,7 +37,7 @@ class Whole:
 
     index: int
     text: str = ""
-    entries: tuple[TokenEntry, ...] = ()
+    entries: list[TokenEntry] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,11 +21,12 @@ from starlette.types import Receive, Scope, Send
 
 import headstart
 from headstart.core.request import EngineRequest
-from headstart.engine import EngineDeadError, QueueFullError, RequestRefused
+from headstart.engine import EngineDeadError, QueueFullError, RequestRefused, Reservation
+from headstart.metrics.collector import REFUSED, RequestTrack
 from headstart.metrics.ledger import Ledger
 from headstart.server import sse
 from headstart.server.choice import Choice, Delta, run_choice
-from headstart.server.errors import ApiError, engine_dead, internal_error, queue_full, shutting_down
+from headstart.server.errors import ApiError, bad_field, engine_dead, internal_error, queue_full, shutting_down
 from headstart.server.formats import Api, Head, Whole, usage
 from headstart.server.http import (
     HOLD_NEXT_WRITE,
@@ -43,7 +44,7 @@ from headstart.text import Detokenizer
 
 logger = logging.getLogger("headstart.server")
 _FAREWELL_SECONDS = 1.0
-_LARGE_BODY = 256 * 1024
+_LARGE_BODY = 16 * 1024  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,11 @@ class GenerationEndpoint:
         reply = _Reply(send, scope.get(HOLD_NEXT_WRITE))
         try:
             received = received_at(scope)
-            body = await read_json_body(scope, receive, self._services.config.server.max_body_bytes)
+            body = await read_json_body(scope, receive, self._services.max_body_bytes)
             async with WatchClient(receive):
                 await self._answer(body, received, reply)
         except ClientGoneError:
-            return
+            self._services.collector.client_gone()
         except asyncio.CancelledError:  # the server's grace is over; this task ends here, so nobody else needs to know
             await reply.fail(shutting_down(), receive)
         except Exception as error:
@@ -96,11 +97,11 @@ class GenerationEndpoint:
         services, api = self._services, self._api
         limits = services.limits()
         if len(body) > _LARGE_BODY:  # others' tokens are not held up by its template
-            loop = asyncio.get_running_loop()
-            model, asked = await loop.run_in_executor(services.pool, api.parse, body, limits)
+            model, asked = await services.pool.run(api.parse, body, limits)
         else:
             model, asked = api.parse(body, limits)
         services.check_model(model)
+        self._check_choices(asked)
         parsed = time.monotonic()
         prompts = await self._tokenize(asked, limits.max_model_len)
         for ids in prompts:
@@ -116,19 +117,20 @@ class GenerationEndpoint:
         return Job(asked, head, stamps, choices, sum(map(len, prompts)))
 
     async def _tokenize(self, asked: Generation, max_model_len: int) -> list[tuple[int, ...]]:
-        prompts: list[tuple[int, ...]] = []
-        for prompt in asked.prompts:
-            if not isinstance(prompt, str):
-                prompts.append(prompt)
-                continue
-            try:
-                ids = await self._services.tokenize(
-                    prompt, asked.add_special_tokens, max_model_len, self._api.prompt_field
-                )
-            except ValueError as error:
-                raise ApiError(400, f"{self._api.prompt_field}: {error}", param=self._api.prompt_field) from None
-            prompts.append(ids)
-        return prompts
+        texts = [prompt for prompt in asked.prompts if isinstance(prompt, str)]
+        if texts:
+            assert len(texts) == len(asked.prompts), "prompts of a request are of one kind"
+            field = self._api.prompt_field
+            return await self._services.tokenize(texts, asked.add_special_tokens, max_model_len, field)
+        return [prompt for prompt in asked.prompts if not isinstance(prompt, str)]
+
+    def _check_choices(self, asked: Generation) -> None:
+        count = len(asked.prompts) * asked.n
+        if count > self._services.max_choices:
+            raise bad_field(
+                "n" if asked.n > 1 else self._api.prompt_field,
+                f"asks for {count} answers; at most {self._services.max_choices} can be made or wait at once",
+            )
 
     def _choice(self, index: int, ids: tuple[int, ...], asked: Generation, answer_id: str, stamps: Stamps) -> Choice:
         room = self._services.engine.info.max_model_len - len(ids)
@@ -144,7 +146,7 @@ class GenerationEndpoint:
             arrival_time=stamps.received,
             priority=asked.priority,
             cache_salt=asked.cache_salt,
-            submit_time=stamps.submitted,
+            submit_time=0.0 if index % asked.n else stamps.submitted,  # the others wait for the first
         )
         return Choice(index, request, self._echo(asked, index, ids), asked, self._services.tokenizer)
 
@@ -158,20 +160,44 @@ class GenerationEndpoint:
         return Detokenizer(self._services.tokenizer, (), (), asked.skip_special_tokens).push(ids)
 
     def _deltas(self, job: Job) -> AsyncGenerator[Delta, None]:
-        """All choices at once; of several with one prompt, the first goes ahead and leaves it in the prefix cache."""
-        services = self._services
-        info = services.engine.info
+        if len(job.choices) > 1:
+            return self._deltas_of_several(job)
+        (choice,) = job.choices
+        return run_choice(self._services.engine, choice, self._track(job, choice))
+
+    async def _deltas_of_several(self, job: Job) -> AsyncGenerator[Delta, None]:
+        """All choices at once or none; of those with one prompt, the first goes ahead and leaves it in the prefix
+        cache."""
+        engine = self._services.engine
+        tracks = [self._track(job, choice) for choice in job.choices]
+        try:
+            reservation = engine.reserve(len(job.choices))
+        except RequestRefused:
+            for track in tracks:
+                track.close(REFUSED)
+            raise
+        with reservation:
+            async with aclosing(merge(self._sources(job, tracks, reservation))) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    def _track(self, job: Job, choice: Choice) -> RequestTrack:
+        return self._services.collector.track(job.stamps.received, len(choice.request.prompt_token_ids))
+
+    def _sources(
+        self, job: Job, tracks: Sequence[RequestTrack], reservation: Reservation
+    ) -> list[AsyncGenerator[Delta, None]]:
+        engine, info = self._services.engine, self._services.engine.info
         sources = []
         leader_begun = asyncio.Event()
-        for choice in job.choices:
-            track = services.collector.track(job.stamps.received, len(choice.request.prompt_token_ids))
+        for choice, track in zip(job.choices, tracks, strict=True):
             begun, after = asyncio.Event(), None
             if choice.index % job.asked.n == 0:
                 leader_begun = begun
             elif info.prefix_cache and len(choice.request.prompt_token_ids) > info.block_size:
                 after = leader_begun
-            sources.append(run_choice(services.engine, choice, track, after=after, begun=begun))
-        return merge(sources)
+            sources.append(run_choice(engine, choice, track, reservation=reservation, after=after, begun=begun))
+        return sources
 
     async def _stream(self, job: Job, reply: _Reply) -> None:
         encoder = self._api.encoder(job.head, job.asked)
@@ -217,7 +243,8 @@ class GenerationEndpoint:
         """The ledger as of now; None for a request without any token (a prompt that was only scored)."""
         if not delta.source.ledger:
             return None
-        ledger = job.stamps.ledger(delta.source, time.monotonic())
+        waited = job.choices[delta.index].request.submit_time - job.stamps.submitted
+        ledger = job.stamps.ledger(delta.source, time.monotonic(), waited)
         self._services.collector.first_token(ledger)
         return ledger
 

@@ -14,11 +14,13 @@ _LOWEST = -9999.0  # JSON has no -Infinity; OpenAI sends this
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One token of a text. `offset`: characters before it. `logprob` is None for a prompt's first token."""
+    """One token of a text. `offset`: characters before it; `end`: those before the next token (of a character in
+    pieces, the first piece has all of it). `logprob` is None for a prompt's first token."""
 
     token_id: int
     raw: bytes
     offset: int
+    end: int
     logprob: float | None
     top: tuple[tuple[bytes, float], ...]
 
@@ -38,21 +40,23 @@ class EntryMaker:
         self._leading_spaces = leading_spaces
 
     def token(self, token_id: int, logprob: TokenLogprob | None, num_top: int) -> TokenEntry:
-        entry = TokenEntry(
+        offset = self._offset
+        self._advance(self._visible[token_id])
+        return TokenEntry(
             token_id,
             self._bytes[token_id],
+            offset,
             self._offset,
             None if logprob is None else max(logprob.logprob, _LOWEST),
             () if logprob is None else self._top(logprob, num_top),
         )
-        self._advance(self._visible[token_id])
-        return entry
 
     def _advance(self, visible: bytes) -> None:
         if self._leading_spaces and visible:
-            kept = visible.removeprefix(b" " * self._leading_spaces)
-            self._leading_spaces = 0
-            visible = kept
+            kept = visible.lstrip(b" ")
+            lost = min(len(visible) - len(kept), self._leading_spaces)
+            self._leading_spaces = 0 if kept else self._leading_spaces - lost
+            visible = visible[lost:]
         self._offset += num_characters(visible)
 
     def _top(self, logprob: TokenLogprob, num_top: int) -> tuple[tuple[bytes, float], ...]:

@@ -21,9 +21,9 @@ MAX_STOP_CHARS = 1_000
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1_024
 MAX_CACHE_SALT = 256
-PRIORITY_LIMIT = 1_000_000
 SEED_LOW, SEED_HIGH = -(1 << 63), (1 << 64) - 1
 _SEED_MASK = (1 << 63) - 1
+_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,22 @@ class Limits:
     max_model_len: int
     max_n: int
     max_logprobs: int
+    max_priority: int
     default_max_tokens: int | None
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults = SamplingDefaults()  # for sampling fields that the request leaves out
 
     @classmethod
     def of(cls, server: ServerConfig, *, vocab_size: int, max_model_len: int, eos: tuple[int, ...]) -> Limits:
-        return cls(vocab_size, max_model_len, server.max_n, server.max_logprobs, server.default_max_tokens, eos)
+        return cls(
+            vocab_size,
+            max_model_len,
+            server.max_n,
+            server.max_logprobs,
+            server.max_priority,
+            server.default_max_tokens,
+            eos,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +104,17 @@ def sampling_params(
 
 
 def nth_seed(seed: int, index: int) -> int:
-    """The seed of choice `index`: choices differ, and the first one equals a request with n=1."""
-    return (seed + index) & _SEED_MASK
+    """The seed of choice `index`: the first one equals a request with n=1, the others have nothing to do with it, nor
+    with the choices of a request whose seed is the next one."""
+    return seed if index == 0 else _mixed(_mixed(seed) + index) & _SEED_MASK
+
+
+def _mixed(value: int) -> int:
+    """A bijection of 64 bits that spreads neighbours apart (the finalizer of SplitMix64, Steele et al. 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _WORD
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _WORD
+    return value ^ (value >> 31)
 
 
 def choices(fields: SamplingFields, limits: Limits) -> int:
@@ -128,8 +146,8 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(strings))
 
 
-def priority(fields: SamplingFields) -> int:
-    return _integer("priority", fields.priority or 0, -PRIORITY_LIMIT, PRIORITY_LIMIT)
+def priority(fields: SamplingFields, limits: Limits) -> int:
+    return _integer("priority", fields.priority or 0, -limits.max_priority, limits.max_priority)
 
 
 def cache_salt(fields: SamplingFields) -> str:

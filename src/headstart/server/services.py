@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import headstart
@@ -14,32 +12,48 @@ from headstart.engine import AsyncEngine, EngineState
 from headstart.hub.generation_config import SamplingDefaults
 from headstart.metrics.collector import Collector, EngineView
 from headstart.server.errors import ApiError, engine_dead, engine_starting, unknown_model
+from headstart.server.http import default_body_limit
 from headstart.server.messages import ChatPrompts
 from headstart.server.params import Limits
+from headstart.server.texts import TextPool
 from headstart.text import ChatTemplate, Tokenizer
 
 # Shorter texts are tokenized on the event loop: that takes less time than the way to a thread and back.
 INLINE_CHARACTERS = 400
-# A text is tried by its beginning when it is far longer than any that could fit: characters for each token of context.
-_PROBE_CHARACTERS = 8
+_INLINE_TEXTS = 4
+# A text longer than this (characters for each token of context) is tried by its beginning first, then by twice as much:
+# what cannot fit is refused without being tokenized whole.
+_PROBE_CHARACTERS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """One served model. `pool` tokenizes; the event loop is never held up by a long prompt."""
+    """One served model. `pool` does what would hold the event loop up: long prompts, large bodies."""
 
     config: Config
     engine: AsyncEngine
     tokenizer: Tokenizer
     prompts: ChatPrompts
     collector: Collector
-    pool: ThreadPoolExecutor
+    pool: TextPool
     defaults: SamplingDefaults = SamplingDefaults()
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def model_name(self) -> str:
         return served_name(self.config)
+
+    @property
+    def max_body_bytes(self) -> int:
+        given = self.config.server.max_body_bytes
+        if given is not None:
+            return given
+        return default_body_limit(self.engine.info.max_model_len if self.engine.state is EngineState.READY else 0)
+
+    @property
+    def max_choices(self) -> int:
+        """Answers that can be in the making at once; a request for more could never be served."""
+        return self.config.scheduler.max_num_seqs + self.config.scheduler.max_num_waiting
 
     def limits(self) -> Limits:
         """Raises `ApiError` 503 while there is no engine to serve."""
@@ -62,17 +76,30 @@ class Services:
         if name is not None and name != self.model_name:
             raise unknown_model(name, self.model_name)
 
-    async def tokenize(self, text: str, add_special_tokens: bool, max_model_len: int, param: str) -> tuple[int, ...]:
-        """Raises `ApiError` 400 for text that cannot fit, without tokenizing all of it when it is far too long."""
-        if len(text) <= INLINE_CHARACTERS:
-            return tuple(self.tokenizer.encode(text, add_special_tokens))
-        loop = asyncio.get_running_loop()
+    async def tokenize(
+        self, texts: Sequence[str], add_special_tokens: bool, max_model_len: int, param: str
+    ) -> list[tuple[int, ...]]:
+        """Raises `ApiError` 400 for text that cannot fit (all of it is tokenized only if it might) or is no text."""
+        if len(texts) <= _INLINE_TEXTS and sum(map(len, texts)) <= INLINE_CHARACTERS:
+            return self._encode_all(texts, add_special_tokens, max_model_len, param)
+        return await self.pool.run(self._encode_all, texts, add_special_tokens, max_model_len, param)
+
+    def _encode_all(
+        self, texts: Sequence[str], add_special_tokens: bool, max_model_len: int, param: str
+    ) -> list[tuple[int, ...]]:
+        try:
+            return [self._encode(text, add_special_tokens, max_model_len, param) for text in texts]
+        except ValueError as error:
+            raise ApiError(400, f"{param}: {error}", param=param) from None
+
+    def _encode(self, text: str, add_special_tokens: bool, max_model_len: int, param: str) -> tuple[int, ...]:
         probe = max(INLINE_CHARACTERS, _PROBE_CHARACTERS * max_model_len)
-        if len(text) > 2 * probe:
-            count = len(await loop.run_in_executor(self.pool, self.tokenizer.encode, text[:probe], False))
-            if count > max_model_len + max_model_len // 4:
-                raise self.too_long(f"more than {count}", param)
-        return tuple(await loop.run_in_executor(self.pool, self.tokenizer.encode, text, add_special_tokens))
+        while len(text) > probe:
+            count = len(self.tokenizer.encode(text[:probe], False))
+            if count > max_model_len + max_model_len // 4:  # a cut word is no reason to refuse
+                raise self.too_long(f"more than {max_model_len}", param)
+            probe *= 2
+        return tuple(self.tokenizer.encode(text, add_special_tokens))
 
     def check_length(self, ids: Sequence[int], max_tokens: int, param: str) -> None:
         """Raises `ApiError` 400 unless the prompt and one more token fit the context, which the KV pool holds."""
@@ -102,12 +129,16 @@ def make_services(
     def view() -> EngineView:
         return EngineView(engine.state is EngineState.READY, engine.stats())
 
+    def num_queued() -> int:
+        stats = engine.stats()
+        return 0 if stats is None else stats.num_waiting
+
     return Services(
         config=config,
         engine=engine,
         tokenizer=tokenizer,
         prompts=ChatPrompts(template),
         collector=Collector(view, version=headstart.__version__, model=served_name(config)),
-        pool=ThreadPoolExecutor(max_workers=2, thread_name_prefix="headstart-tokenize"),
+        pool=TextPool(config.scheduler.max_num_waiting, num_queued),
         defaults=defaults,
     )

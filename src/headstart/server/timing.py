@@ -16,13 +16,16 @@ class Stamps:
     parsed: float
     submitted: float
 
-    def ledger(self, source: RequestOutput, written: float) -> Ledger:
-        """All ten parts, in order; they sum to `written - received`. `source` brought the engine's parts.
+    def ledger(self, source: RequestOutput, written: float, waited: float = 0.0) -> Ledger:
+        """All ten parts, in order; they sum to `written - received`. `source` brought the engine's parts; `waited`: how
+        long it was held back for another choice of its prompt to go ahead, which counts as `queue`.
 
         `deliver` is what comes after the engine's parts: from the step's retirement to the write, the wait for the next
         token included where the first ones were no text yet.
         """
         engine = dict(source.ledger)
+        if waited:
+            engine["queue"] = engine.get("queue", 0.0) + waited
         assert engine.keys() <= set(PARTS), "the engine books parts of the ledger only"
         own = {
             "receive": self.parsed - self.received,

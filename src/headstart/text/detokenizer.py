@@ -51,6 +51,11 @@ class Detokenizer:
         self._spaces_to_strip = self._read_prompt(prompt_token_ids, tokenizer.strip_leading_spaces)
         self.stopped: str | None = None
 
+    @property
+    def spaces_to_strip(self) -> int:
+        """Leading spaces that the text still loses."""
+        return self._spaces_to_strip
+
     def push(self, token_ids: Iterable[int]) -> str:
         """The new text that may leave now."""
         if self.stopped is not None:
