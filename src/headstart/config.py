@@ -11,6 +11,7 @@ from typing import Literal, get_args
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 PolicyName = Literal["fcfs", "srpf"]
+GenerationConfig = Literal["model", "none"]
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -29,6 +30,7 @@ class ModelConfig:
     dtype: DType = "auto"  # auto: float32 on cpu, the checkpoint's own on cuda
     max_model_len: int | None = None  # tokens; default: the model's context, lowered to what the KV pool holds
     threads: int | None = None  # compute threads; default: the cores this process may use
+    generation_config: GenerationConfig = "model"  # model: its generation_config.json fills in what requests leave out
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,16 @@ class SchedulerConfig:
     policy: PolicyName = "srpf"
     max_num_batched_tokens: int = 512  # token equivalents of prefill in a step without decodes; tokens in any step
     mixed_step_tokens: int = 128  # token equivalents of prefill in a step that also decodes
-    attention_horizon: float = float("inf")  # tokens of context whose attention costs as much as one token's other work
+    # Tokens of context whose attention costs as much as one token's other work; None is settled at start: the model's.
+    attention_horizon: float | None = None
     max_num_seqs: int = 64  # requests that hold blocks at once
     max_num_waiting: int = 4096  # queued requests; more are refused with 429
     aging_ms: float = 20_000.0  # srpf: nobody who arrives later than this after a request goes before it
     srpf_ms_per_token: float = 10.0  # srpf: head start that one uncached token less is worth
     priority_step_ms: float = 60_000.0  # waiting time that one level of priority is worth
-    pipeline_depth: int = 1  # steps in flight: 2 overlaps scheduling with compute
+    # Steps in flight: 2 overlaps scheduling with compute. None is settled at start: 1 on cpu, 2 on cuda.
+    pipeline_depth: int | None = None
+    step_timeout_s: float = 300.0  # seconds after which a step counts as stuck, and the engine as lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "srpf_ms_per_token": (0, 1_000_000),
     "priority_step_ms": (0, 86_400_000),
     "pipeline_depth": (1, 8),
+    "step_timeout_s": (1, 86_400),
     "port": (0, 65_535),
     "max_body_bytes": (1024, 1 << 32),
     "max_n": (1, 1024),
@@ -111,6 +117,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": get_args(DType),
     "kv_cache_dtype": get_args(DType),
     "policy": get_args(PolicyName),
+    "generation_config": get_args(GenerationConfig),
     "log_level": ("debug", "info", "warning", "error"),
 }
 

@@ -11,11 +11,14 @@ from typing import Any
 
 import msgspec
 
-from headstart.config import Config, ServerConfig
+from headstart.config import Config, ConfigError, ServerConfig
 from headstart.engine.async_engine import AsyncEngine, EngineLimits
 from headstart.engine.process import EngineProcess, python_command
-from headstart.hub import ModelFiles, Progress
-from headstart.perf.model_spec import ModelSpec
+from headstart.hub import ModelFiles, Progress, resolve
+from headstart.hub.generation_config import SamplingDefaults, read_sampling_defaults
+from headstart.perf.checkpoint import check_checkpoint, check_vocabulary
+from headstart.perf.model_spec import ModelSpec, read_model_spec
+from headstart.text import ChatTemplate, Tokenizer
 
 
 class EngineSetup(msgspec.Struct, frozen=True):
@@ -34,6 +37,52 @@ def decode_setup(data: bytes) -> EngineSetup:
     return msgspec.msgpack.decode(data, type=EngineSetup, dec_hook=_text_to_path)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the API process knows of a model, and that its files fit together."""
+
+    files: ModelFiles
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: SamplingDefaults
+
+
+def load_model(config: Config, progress: Progress | None = None) -> LoadedModel:
+    """Fetch a model and check all that headers tell: configuration, tokenizer, the tensors' names, shapes and types.
+
+    Raises `ModelError`. What only the weights' values can tell is left to the engine.
+    """
+    files = resolve(config.model.model, progress=progress)
+    spec = read_model_spec(files)
+    check_checkpoint(files, spec)
+    tokenizer = Tokenizer.load(files)
+    check_vocabulary(tokenizer.vocab_size, spec, files.name)
+    template = ChatTemplate.load(files, tokenizer)
+    defaults = read_sampling_defaults(files) if config.model.generation_config == "model" else SamplingDefaults()
+    return LoadedModel(files, spec, tokenizer, template, defaults)
+
+
+def settle_config(config: Config, spec: ModelSpec) -> Config:
+    """Fill in what device and model decide: steps in flight and attention horizon. Settling twice changes nothing.
+
+    Raises `ConfigError` for a context that the model does not have.
+    """
+    wanted = config.model.max_model_len
+    if wanted is not None and wanted > spec.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but the model's context is {spec.max_position_embeddings} tokens: lower it"
+        )
+    scheduler = config.scheduler
+    depth, horizon = scheduler.pipeline_depth, scheduler.attention_horizon
+    settled = dataclasses.replace(
+        scheduler,
+        pipeline_depth=depth if depth is not None else 1 if config.model.device == "cpu" else 2,
+        attention_horizon=horizon if horizon is not None else max(1.0, spec.attention_horizon),
+    )
+    return dataclasses.replace(config, scheduler=settled)
+
+
 def launch_engine(
     config: Config, files: ModelFiles, spec: ModelSpec, *, progress: Progress | None = None
 ) -> AsyncEngine:
@@ -41,7 +90,8 @@ def launch_engine(
 
     `progress` is called in the event loop's thread while the engine loads.
     """
-    without_secrets = dataclasses.replace(config, server=ServerConfig())  # the engine has no use for API keys
+    # Of the server's section the engine has no use but for the level of its log; least of all for API keys.
+    without_secrets = dataclasses.replace(config, server=ServerConfig(log_level=config.server.log_level))
     setup = EngineSetup(without_secrets, files, spec)
     process = EngineProcess(python_command("headstart.replica"), encode_setup(setup))
     limits = EngineLimits(

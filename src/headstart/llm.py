@@ -19,11 +19,11 @@ from headstart.core.request import EngineRequest, FinishReason, SamplingParams
 from headstart.core.step import RequestOutput, TokenLogprob
 from headstart.engine.inprocess import InProcessEngine
 from headstart.engine.ipc import EngineInfo
-from headstart.hub import Progress, resolve
-from headstart.perf.model_spec import read_model_spec
+from headstart.hub import Progress
+from headstart.launch import load_model
 from headstart.replica import build_engine
 from headstart.settings import SETTINGS, did_you_mean, settle
-from headstart.text import ChatTemplate, Detokenizer, Tokenizer
+from headstart.text import Detokenizer
 
 Prompt = str | Sequence[int]
 
@@ -61,11 +61,10 @@ class LLM(AbstractContextManager["LLM"]):
 
     def __init__(self, model: str | None = None, *, progress: Progress | None = None, **options: Any) -> None:
         config = _settle({"model": model, **options} if model is not None else options)
-        files = resolve(config.model.model, progress=progress)
-        spec = read_model_spec(files)
-        self.tokenizer = Tokenizer.load(files)
-        self.chat_template = ChatTemplate.load(files, self.tokenizer)
-        built = build_engine(config, files, spec, progress)
+        loaded = load_model(config, progress)
+        self.tokenizer = loaded.tokenizer
+        self.chat_template = loaded.template
+        built = build_engine(config, loaded.files, loaded.spec, progress)
         self.info: EngineInfo = built.info
         self._engine = InProcessEngine(built.core, built.executor)
         self._numbers = itertools.count()

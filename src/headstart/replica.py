@@ -5,7 +5,7 @@ Started by `headstart.launch`; also what the offline `LLM` is made of.
 
 from __future__ import annotations
 
-import dataclasses
+import gc
 import logging
 import os
 import sys
@@ -13,24 +13,25 @@ import sys
 from headstart.perf.openmp import spin_briefly
 
 spin_briefly(os.environ)  # torch is imported below
+if __name__ == "__main__":
+    gc.disable()  # until the engine is ready: importing torch alone would bring several full collections
 
-from headstart.config import Config, SchedulerConfig  # noqa: E402
+from headstart.config import Config  # noqa: E402
 from headstart.core.engine_core import EngineCore  # noqa: E402
 from headstart.engine.child import BuiltEngine, run_child  # noqa: E402
 from headstart.engine.ipc import EngineInfo  # noqa: E402
 from headstart.executor.base import ExecutorInfo, StartupError  # noqa: E402
 from headstart.executor.local import LocalExecutor  # noqa: E402
 from headstart.hub import ModelError, ModelFiles, Progress  # noqa: E402
-from headstart.launch import decode_setup  # noqa: E402
+from headstart.launch import decode_setup, settle_config  # noqa: E402
 from headstart.perf.model_spec import ModelSpec  # noqa: E402
 from headstart.worker.worker import Worker  # noqa: E402
 
 
-def build_engine(
-    config: Config, files: ModelFiles, spec: ModelSpec, progress: Progress | None = None, *, nice: int = 0
-) -> BuiltEngine:
+def build_engine(config: Config, files: ModelFiles, spec: ModelSpec, progress: Progress | None = None) -> BuiltEngine:
     """Load the model, warm it up, and wire a core to it. Raises `StartupError` with one line that says what to do."""
-    executor = LocalExecutor(Worker(config, files, spec), progress, nice=nice)
+    config = settle_config(config, spec)
+    executor = LocalExecutor(Worker(config, files, spec), progress)
     try:
         started = executor.start()
         max_model_len = settle_max_model_len(config.model.max_model_len, started)
@@ -41,7 +42,7 @@ def build_engine(
         executor.shutdown()
         raise
     core = EngineCore(
-        _with_horizon(config.scheduler, spec),
+        config.scheduler,
         num_blocks=started.num_blocks,
         block_size=started.block_size,
         max_model_len=max_model_len,
@@ -55,7 +56,7 @@ def build_engine(
         prefix_cache=config.cache.prefix_cache,
         summary=started.summary,
     )
-    return BuiltEngine(core, executor, info)
+    return BuiltEngine(core, executor, info, config.scheduler.step_timeout_s)
 
 
 def settle_max_model_len(wanted: int | None, started: ExecutorInfo) -> int:
@@ -73,20 +74,14 @@ def settle_max_model_len(wanted: int | None, started: ExecutorInfo) -> int:
     return wanted
 
 
-def _with_horizon(config: SchedulerConfig, spec: ModelSpec) -> SchedulerConfig:
-    """The model says how much attention over a long context weighs, unless the configuration does."""
-    if config.attention_horizon != SchedulerConfig().attention_horizon:
-        return config
-    return dataclasses.replace(config, attention_horizon=max(1.0, spec.attention_horizon))
-
-
 def _build(payload: bytes, progress: Progress) -> BuiltEngine:
     setup = decode_setup(payload)
+    logging.getLogger().setLevel(setup.config.server.log_level.upper())
     return build_engine(setup.config, setup.files, setup.spec, progress)
 
 
 def main(arguments: list[str]) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
+    logging.basicConfig(format="%(asctime)s %(levelname)s engine: %(message)s")
     return run_child(int(arguments[0]), _build)
 
 

@@ -110,7 +110,7 @@ def build(payload: bytes, progress: Progress) -> BuiltEngine:
     script = msgspec.msgpack.decode(payload, type=Script)
     executor = LocalExecutor(CountingWorker(script), progress)
     executor.start()
-    return BuiltEngine(script.make_core(), executor, script.make_info())
+    return BuiltEngine(script.make_core(), executor, script.make_info(), script.scheduler.step_timeout_s)
 
 
 if __name__ == "__main__":

@@ -256,6 +256,11 @@ async def test_a_long_step_is_no_death(start: Start) -> None:
     assert engine.state is EngineState.READY
 
 
+async def test_a_step_that_never_ends_is_the_end_of_the_engine(start: Start) -> None:
+    engine = start(Script(hold_context=8, scheduler=SchedulerConfig(step_timeout_s=1.0)))
+    await assert_dead(engine, await open_streams(engine), "a step has been computing for 1 s")
+
+
 async def test_a_stall_of_this_process_is_no_death_of_the_engine(start: Start) -> None:
     engine = start(limits=EngineLimits(1000, 900, heartbeat_timeout=0.4))
     await engine.wait_ready()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -27,12 +25,9 @@ class RecordingWorker:
         self.on_execute = on_execute
         self.threads: list[int] = []
         self.step_ids: list[int] = []
-        self.nice: int | None = None
 
     def start(self, progress: object) -> ExecutorInfo:
         self.threads.append(threading.get_ident())
-        if sys.platform == "linux":
-            self.nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         if callable(progress):
             progress("load", 1, 1)
         return INFO
@@ -133,12 +128,3 @@ def test_shutdown_finishes_the_running_step_and_fails_the_queued(make_executor: 
     with pytest.raises(ExecutorStoppedError, match="shut down"):
         queued.result(0)
     executor.shutdown()  # twice is fine
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="niceness of a thread is Linux's")
-def test_only_the_executor_thread_is_made_nice(make_executor: Callable[..., LocalExecutor]) -> None:
-    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    worker = RecordingWorker()
-    make_executor(worker, nice=before + 3).start()
-    assert worker.nice == before + 3
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before

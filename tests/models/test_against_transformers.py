@@ -12,9 +12,9 @@ import transformers
 from headstart.hub import resolve
 from headstart.models import load_model
 from headstart.models.sources import open_source
-from headstart.models.tensors import expected_tensors
 from headstart.ops import CpuOps, TorchOps
 from headstart.perf import read_model_spec
+from headstart.perf.tensors import expected_tensors
 from tests.models.tiny import VOCAB, chunked_logits, load, pool_for, reference, write_gguf_model
 
 BLOCK = 4

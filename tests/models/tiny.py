@@ -16,9 +16,9 @@ from torch import Tensor
 from headstart.hub import files_of_folder, files_of_gguf
 from headstart.kv import KVPool
 from headstart.models import Decoder, load_model
-from headstart.models.tensors import gguf_name
 from headstart.ops import BatchLayout, ChunkSpan, Ops
 from headstart.perf import read_model_spec
+from headstart.perf.tensors import gguf_name
 
 VOCAB = 96
 

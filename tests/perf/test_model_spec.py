@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headstart.hub import ModelError, ModelFiles, files_of_folder, files_of_gguf
+from headstart.hub import ModelError, ModelFiles, files_of_gguf
 from headstart.perf import ModelSpec, RopeSpec, read_model_spec
 from headstart.perf.model_spec import spec_from_config
 from headstart.perf.rope_spec import rope_from_config
@@ -25,8 +24,6 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
-    "eos_token_id": [2, 3],
-    "bos_token_id": 1,
     "torch_dtype": "bfloat16",
 }
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -50,8 +47,6 @@ def test_a_llama_config() -> None:
         rms_norm_eps=1e-5,
         rope=RopeSpec(theta=10_000.0),
         torch_dtype="bfloat16",
-        eos_token_ids=(2, 3),
-        bos_token_id=1,
     )
 
 
@@ -61,10 +56,9 @@ def test_null_counts_as_absent() -> None:
         "rope_scaling": None,
         "sliding_window": None,
         "attention_bias": None,
-        "eos_token_id": None,
     }
     spec = read(num_key_value_heads=None, **absent)
-    assert (spec.head_dim, spec.num_kv_heads, spec.eos_token_ids) == (16, 4, ())
+    assert (spec.head_dim, spec.num_kv_heads) == (16, 4)
 
 
 def test_what_each_family_adds() -> None:
@@ -111,7 +105,7 @@ def test_rope_in_the_old_and_the_new_form(key: str) -> None:
         ({"head_dim": 15}, r"head_dim is 15; rotary embedding needs an even one"),
         ({"rms_norm_eps": 0}, r"rms_norm_eps is 0\.0, it must be positive"),
         ({"rms_norm_eps": float("nan")}, r"rms_norm_eps is nan, expected a number"),
-        ({"eos_token_id": "2"}, r"eos_token_id is '2', expected token ids"),
+        ({"num_hidden_layers": 3_000_000}, r"num_hidden_layers is 3000000, but at most 10000 can be"),
         ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings is 'yes', expected true or false"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope scaling 'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, r"factor is missing"),
@@ -136,11 +130,20 @@ def test_refusals_name_the_file_and_the_field(overrides: dict[str, Any], message
     assert "\n" not in str(caught.value)
 
 
-def test_generation_config_adds_ends(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"eos_token_id": 2}))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    assert read_model_spec(files_of_folder(tmp_path)).eos_token_ids == (2, 7)
+@pytest.mark.parametrize(
+    ("max_positions", "scaling", "context"),
+    [
+        (512, YARN, 2048),  # Qwen's way: the context before scaling
+        (2048, YARN, 2048),  # or the scaled one
+        (512, {"type": "yarn", "factor": 4.0}, 2048),
+        (512, {"type": "linear", "factor": 2.0}, 1024),
+        (1 << 30, {"type": "linear", "factor": 1e300}, 10_000_000),
+        (512, {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}, 512),
+        (512, None, 512),
+    ],
+)
+def test_a_stretched_context_may_be_used(max_positions: int, scaling: dict[str, Any] | None, context: int) -> None:
+    assert read(max_position_embeddings=max_positions, rope_scaling=scaling).max_position_embeddings == context
 
 
 GGUF = {
@@ -152,9 +155,6 @@ GGUF = {
     "llama.attention.head_count_kv": 2,
     "llama.attention.layer_norm_rms_epsilon": 0.5,
     "llama.rope.freq_base": 500.0,
-    "tokenizer.ggml.eos_token_id": 2,
-    "tokenizer.ggml.eot_token_id": 9,
-    "tokenizer.ggml.bos_token_id": 1,
 }
 
 
@@ -180,13 +180,12 @@ def test_gguf_metadata(tmp_path: Path) -> None:
         rope=RopeSpec(theta=500.0, interleaved=True),
         tie_word_embeddings=True,
         torch_dtype="float16",
-        eos_token_ids=(2, 9),
-        bos_token_id=1,
     )
 
 
 def test_gguf_rope_scaling(tmp_path: Path) -> None:
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    assert read_model_spec(gguf(tmp_path, linear)).max_position_embeddings == 256
     assert read_model_spec(gguf(tmp_path, linear)).rope == RopeSpec(500.0, "linear", 4.0, interleaved=True)
     yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_length": 16}
     rope = read_model_spec(gguf(tmp_path, linear | yarn)).rope
@@ -201,6 +200,7 @@ def test_gguf_rope_scaling(tmp_path: Path) -> None:
         ({"llama.attention.value_length": 4}, "different sizes"),
         ({"llama.rope.dimension_count": 4}, "partial rotary embedding"),
         ({"llama.block_count": None}, "block_count is missing"),
+        ({"llama.block_count": 3_000_000}, "block_count is 3000000, but at most 2 can be: the file is damaged"),
         ({"llama.rope.scaling.type": "longrope"}, "rope scaling 'longrope' is not supported"),
         ({"general.architecture": None, "llama.attention.head_count": 3}, "cannot share"),
     ],

@@ -1,7 +1,7 @@
 """`headstart serve`: composes the API process, from a configuration to a server that runs until it is told to stop.
 
-Owns the order of starting (address, model files, engine, ready) and of stopping (requests, engine), and what is said
-about it. The engine's composition is `headstart.launch`'s.
+Owns the order of starting (address, model files, listening, engine, ready) and of stopping (requests, engine), and
+what is said about it. The engine's composition is `headstart.launch`'s.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from headstart.cli.options import SectionedCommand, given, setting_options
 from headstart.cli.progress import TerminalProgress
 from headstart.config import Config
 from headstart.engine import AsyncEngine
-from headstart.hub import ModelFiles, resolve
-from headstart.perf.model_spec import ModelSpec, read_model_spec
+from headstart.hub.generation_config import SamplingDefaults
+from headstart.perf.garbage import freeze_garbage_collector
 from headstart.settings import settle
-from headstart.text import ChatTemplate, Tokenizer
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -53,16 +52,14 @@ def serve(model: str | None, config_file: Path | None, **flags: Any) -> None:
     with one_line_errors():
         config = settle(given({"model": model, **flags}), os.environ, config_file)
         logging.basicConfig(level=config.server.log_level.upper(), format=_LOG_FORMAT)
-        try:
-            listener = server.listen(config.server)
-        except server.AddressError as error:
-            raise CommandError(str(error)) from error
+        with _address_errors():
+            listener = server.bind(config.server)
         with listener, TerminalProgress() as progress:
-            files = resolve(config.model.model, progress=progress)
-            spec = read_model_spec(files)
-            tokenizer = Tokenizer.load(files)
-            template = ChatTemplate.load(files, tokenizer)
-            uvloop.run(_Serving(config, listener, progress, started).run(files, spec, tokenizer, template))
+            loaded = launch.load_model(config, progress)
+            config = launch.settle_config(config, loaded.spec)
+            with _address_errors():
+                server.start_listening(listener, config.server)
+            uvloop.run(_Serving(config, listener, progress, started).run(loaded))
 
 
 class _Serving:
@@ -74,10 +71,11 @@ class _Serving:
         self._progress = progress
         self._started = started
 
-    async def run(self, files: ModelFiles, spec: ModelSpec, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    async def run(self, model: launch.LoadedModel) -> None:
         """Until SIGINT or SIGTERM. Raises `StartupError` when the engine cannot start; answers 503 while it starts."""
-        engine = launch.launch_engine(self._config, files, spec, progress=self._progress)
-        app = server.create_app(engine, tokenizer, template, self._config)
+        engine = launch.launch_engine(self._config, model.files, model.spec, progress=self._progress)
+        app = server.create_app(engine, model.tokenizer, model.template, self._config, model.defaults)
+        freeze_garbage_collector()  # while the engine loads
         try:
             with _calm_signals():
                 serving = asyncio.create_task(server.serve(app, self._listener))
@@ -85,23 +83,25 @@ class _Serving:
                 await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
                     starting.result()
-                    self._announce(engine)
+                    self._announce(engine, model.defaults)
+                    freeze_garbage_collector()  # what came since; a small rest
                 starting.cancel()
                 await serving
         finally:
             await engine.shutdown()
 
-    def _announce(self, engine: AsyncEngine) -> None:
+    def _announce(self, engine: AsyncEngine, defaults: SamplingDefaults) -> None:
         self._progress.stop()
         if self._config.server.log_level in ("debug", "info"):
-            click.echo(settled_line(self._config, engine), err=True)
+            click.echo(settled_line(self._config, engine, defaults), err=True)
             seconds = time.perf_counter() - self._started
             click.secho(f"ready after {seconds:.1f} s: {server.url_of(self._listener)}", fg="green", err=True)
 
 
-def settled_line(config: Config, engine: AsyncEngine) -> str:
-    """The configuration that came out of flags, model and memory, in one line."""
+def settled_line(config: Config, engine: AsyncEngine, defaults: SamplingDefaults) -> str:
+    """The configuration that came out of flags, model and memory, in one line. `config` is settled."""
     info, scheduler = engine.info, config.scheduler
+    sampling = defaults.describe()
     return " · ".join(
         (
             f"{config.model.served_model_name or config.model.model}: {info.summary}",
@@ -109,9 +109,18 @@ def settled_line(config: Config, engine: AsyncEngine) -> str:
             f"prefix cache {'on' if info.prefix_cache else 'off'}",
             f"{scheduler.policy}, up to {scheduler.max_num_seqs} requests",
             f"steps of {scheduler.max_num_batched_tokens}, beside decodes {scheduler.mixed_step_tokens}, "
-            f"depth {scheduler.pipeline_depth}",
+            f"depth {scheduler.pipeline_depth}, attention horizon {scheduler.attention_horizon:,.0f}",
+            *([f"sampling unless asked otherwise: {sampling}"] if sampling else []),
         )
     )
+
+
+@contextlib.contextmanager
+def _address_errors() -> Iterator[None]:
+    try:
+        yield
+    except server.AddressError as error:
+        raise CommandError(str(error)) from error
 
 
 @contextlib.contextmanager

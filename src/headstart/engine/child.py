@@ -25,6 +25,7 @@ from headstart.engine.ipc import Channel, Dead, EngineInfo, FromEngine, Progress
 from headstart.engine.loop import EngineLoop
 from headstart.executor.base import Executor, StartupError
 from headstart.hub import Progress as ProgressCallback
+from headstart.perf.garbage import freeze_garbage_collector
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class BuiltEngine:
     core: EngineCore
     executor: Executor
     info: EngineInfo
+    step_timeout: float = 300.0  # seconds after which a step is stuck
 
 
 Build = Callable[[bytes, ProgressCallback], BuiltEngine]
@@ -167,9 +169,10 @@ def _serve(channel: Channel[FromEngine, ToEngine], build: Build, payload: bytes,
         return Dead(f"the engine could not start: {_describe(error)}", startup=True)
     finally:
         progress.close()
+    freeze_garbage_collector()
     try:
         channel.send(Ready(engine.info, engine.core.stats()))
-        EngineLoop(engine.core, engine.executor, channel, clock).run()
+        EngineLoop(engine.core, engine.executor, channel, clock, engine.step_timeout).run()
     except BaseException as error:
         logger.exception("the engine failed")
         return Dead(f"the engine failed: {_describe(error)}")

@@ -38,6 +38,11 @@ class StepDriver:
         """A step failed: core and executor no longer agree, and nothing can be computed any more."""
         return self._is_lost
 
+    @property
+    def oldest_step(self) -> Future[ModelOutput] | None:
+        """The step in flight that must retire next."""
+        return self._in_flight[0] if self._in_flight else None
+
     def fill(self) -> None:
         """Begin and submit as many steps as the core allows now."""
         while (step := self._core.begin_step(self._clock())) is not None:

@@ -26,6 +26,7 @@ from headstart.engine.ipc import (
     Shutdown,
     ToEngine,
 )
+from headstart.engine.watchdog import TICK_SECONDS, StepWatchdog
 from headstart.executor.base import Executor
 
 logger = logging.getLogger(__name__)
@@ -34,28 +35,39 @@ EngineChannel = Channel[FromEngine, ToEngine]
 
 
 class EngineLoop:
-    """Serves one channel until it is told to stop. `clock` gives the monotonic seconds of the API process' clock."""
+    """Serves one channel until it is told to stop. `clock` gives the monotonic seconds of the API process' clock.
+
+    A step that takes `step_timeout` seconds is stuck, and the engine lost.
+    """
 
     def __init__(
-        self, core: EngineCore, executor: Executor, channel: EngineChannel, clock: Callable[[], float]
+        self,
+        core: EngineCore,
+        executor: Executor,
+        channel: EngineChannel,
+        clock: Callable[[], float],
+        step_timeout: float = 300.0,
     ) -> None:
         self._core = core
         self._channel = channel
         self._clock = clock
         self._driver = StepDriver(core, executor, clock, on_step_done=channel.wake)
+        self._watchdog = StepWatchdog(step_timeout)
         self._sent_stats: CoreStats | None = None
         self._stopping = False
 
     def run(self) -> None:
-        """Returns after `Shutdown`. Raises if a step failed or a message was none: the engine is lost then."""
+        """Returns after `Shutdown`. Raises if a step failed or is stuck, or a message was none: the engine is lost."""
         while not self._stopping:
             while (outputs := self._driver.retire()) is not None:
                 self._publish(outputs)
             self._handle_messages()
             self._driver.fill()
             self._publish(self._driver.take_outputs())
+            oldest = self._driver.oldest_step
+            self._watchdog.check(oldest, self._clock())
             if not self._stopping:
-                self._channel.wait()
+                self._channel.wait(None if oldest is None else TICK_SECONDS)
 
     def _handle_messages(self) -> None:
         while (message := self._channel.receive()) is not None:

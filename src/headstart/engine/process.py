@@ -13,12 +13,14 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import headstart
 from headstart.engine.child import StartMessage, frame_start
 from headstart.engine.ipc import SocketDirectory
+
+_SETTINGS_PREFIX = "HEADSTART_"
 
 
 class EngineProcess:
@@ -34,7 +36,7 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(child_end.fileno(),),
                 process_group=0,  # Ctrl-C in the terminal is for the API process, which then ends the engine
-                env=_environment(),
+                env=engine_environment(os.environ),
             )
         message = StartMessage(
             address=self.address,
@@ -90,9 +92,12 @@ def python_command(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
-def _environment() -> dict[str, str]:
-    """This process' environment, with this very package importable (a checkout that nobody installed)."""
-    environment = dict(os.environ)
+def engine_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """This process' environment, with this very package importable (a checkout that nobody installed).
+
+    Without the server's settings: the engine is told its configuration, and API keys are none of its business.
+    """
+    environment = {name: value for name, value in own.items() if not name.startswith(_SETTINGS_PREFIX)}
     root = str(Path(headstart.__file__).resolve().parents[1])
     if root != sysconfig.get_path("purelib"):
         present = environment.get("PYTHONPATH")

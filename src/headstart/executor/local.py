@@ -6,9 +6,7 @@ that was warmed up must be the one that serves. It must not know what a step mea
 
 from __future__ import annotations
 
-import os
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -32,16 +30,11 @@ class ExecutorStoppedError(RuntimeError):
 
 
 class LocalExecutor:
-    """Implements `Executor`. `progress` is handed to the worker's `start`, which calls it in the executor's thread.
+    """Implements `Executor`. `progress` is handed to the worker's `start`, which calls it in the executor's thread."""
 
-    `nice` lowers the priority of this thread and of the compute threads that it starts (on Linux each thread has its
-    own), so that the threads that receive requests and send tokens get a core at once while all cores compute.
-    """
-
-    def __init__(self, worker: StepWorker, progress: Any = None, *, nice: int = 0) -> None:
+    def __init__(self, worker: StepWorker, progress: Any = None) -> None:
         self._worker = worker
         self._progress = progress
-        self._nice = nice
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lost: BaseException | None = None
         self._closed = threading.Event()
@@ -71,8 +64,6 @@ class LocalExecutor:
             self._thread.join()
 
     def _run(self) -> None:
-        if self._nice and sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while (call := self._calls.get()) is not None:
             call()
             del call  # a step may hold a long prompt: do not keep it while waiting for the next

@@ -75,13 +75,6 @@ class GGUFTensor:
     _start: int = field(repr=False)
 
     @property
-    def num_elements(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
-
-    @property
     def data(self) -> memoryview:
         """The raw bytes, mapped and read only: nothing is read from disk until they are touched."""
         return self._file[self._start : self._start + self.num_bytes]

@@ -13,9 +13,9 @@ from headstart.layers.decoder_layer import DecoderLayer
 from headstart.layers.rotary import RotaryTable
 from headstart.models.decoder import Decoder
 from headstart.models.sources import WeightSource, open_source
-from headstart.models.tensors import EMBEDDINGS, FINAL_NORM, LM_HEAD, expected_tensors, layer_tensor
 from headstart.ops import HeadShape, Ops, make_ops
 from headstart.perf.model_spec import ModelSpec
+from headstart.perf.tensors import EMBEDDINGS, FINAL_NORM, LM_HEAD, expected_tensors, layer_tensor
 
 _STAGE = "load"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from headstart.hub import ModelError, ModelFiles, read_json
@@ -15,6 +15,9 @@ from headstart.hub.gguf_reader import GGUFFile, gguf_reader
 from headstart.perf.rope_spec import RopeSpec, rope_from_config, yarn_attention_factor
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3"]
+
+_MAX_LAYERS = 10_000  # no model has as many: the file is damaged
+_MAX_CONTEXT = 10_000_000  # tokens, as for the setting max_model_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,6 @@ class ModelSpec:
     sliding_window: int | None = None
     no_rope_layers: tuple[int, ...] = ()  # layers without rotary embedding (SmolLM3)
     torch_dtype: str = "float32"  # the checkpoint's
-    eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
 
     @property
     def num_layer_parameters(self) -> int:
@@ -78,12 +79,7 @@ def read_model_spec(files: ModelFiles) -> ModelSpec:
     if files.format == "gguf":
         return spec_from_gguf(gguf_reader(files.weights[0]))
     assert files.config is not None, files
-    spec = spec_from_config(read_json(files.config), str(files.config))
-    if files.generation_config is None:
-        return spec
-    generation = _Fields(read_json(files.generation_config), str(files.generation_config))
-    more = [token for token in generation.ids("eos_token_id") if token not in spec.eos_token_ids]
-    return replace(spec, eos_token_ids=(*spec.eos_token_ids, *more))
+    return spec_from_config(read_json(files.config), str(files.config))
 
 
 def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
@@ -95,11 +91,12 @@ def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
         raise ModelError(f"{where}: hidden_act {act!r} is not supported (silu is)")
     if config.get("quantization_config"):
         raise ModelError(f"{where}: quantized safetensors are not supported: use the original weights or a GGUF file")
-    num_layers, num_heads = fields.count("num_hidden_layers"), fields.count("num_attention_heads")
+    num_layers, num_heads = fields.count("num_hidden_layers", high=_MAX_LAYERS), fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
     bias = fields.flag("attention_bias", False)
     window = _sliding_window(fields, architecture)
-    max_positions = fields.count("max_position_embeddings")
+    rope = rope_from_config(config, where)
+    max_positions = _stretched(fields.count("max_position_embeddings"), rope)
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=fields.count("vocab_size"),
@@ -111,7 +108,7 @@ def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
         head_dim=fields.count("head_dim", 128 if architecture == "qwen3" else hidden_size // max(num_heads, 1)),
         max_position_embeddings=min(max_positions, window or max_positions),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=rope_from_config(config, where),
+        rope=rope,
         qkv_bias=architecture == "qwen2" or bias,
         o_bias=bias and architecture != "qwen2",
         mlp_bias=fields.flag("mlp_bias", False),
@@ -120,8 +117,6 @@ def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
         sliding_window=window,
         no_rope_layers=_no_rope_layers(fields, num_layers) if architecture == "smollm3" else (),
         torch_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
-        eos_token_ids=fields.ids("eos_token_id"),
-        bos_token_id=next(iter(fields.ids("bos_token_id")), None),
     )
     return _checked(spec, where)
 
@@ -137,7 +132,9 @@ def spec_from_gguf(file: GGUFFile) -> ModelSpec:
     )
     if fields.count("expert_count", 0, low=0):
         raise ModelError(f"{where}: a mixture of experts is not supported")
-    num_layers, num_heads = fields.count("block_count"), fields.count("attention.head_count")
+    # Each layer has tensors: a damaged count must not become millions of names.
+    num_layers = fields.count("block_count", high=len(file.tensors))
+    num_heads = fields.count("attention.head_count")
     hidden_size = fields.count("embedding_length")
     head_dim = fields.count("attention.key_length", hidden_size // num_heads)
     if fields.count("attention.value_length", head_dim) != head_dim:
@@ -147,9 +144,9 @@ def spec_from_gguf(file: GGUFFile) -> ModelSpec:
     if (embeddings := file.tensors.get("token_embd.weight")) is None:
         raise ModelError(f"{where}: tensor token_embd.weight is missing")
     window = fields.count("attention.sliding_window", 0, low=0) or None
-    context = fields.count("context_length")
-    tokens = _Fields(file.metadata, where)
-    ends = (*tokens.ids("tokenizer.ggml.eos_token_id"), *tokens.ids("tokenizer.ggml.eot_token_id"))
+    trained = fields.count("context_length")
+    rope = _gguf_rope(fields, trained, interleaved=architecture in ("llama", "mistral", "smollm3"))
+    context = _stretched(trained, rope)
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=embeddings.shape[0],
@@ -161,7 +158,7 @@ def spec_from_gguf(file: GGUFFile) -> ModelSpec:
         head_dim=head_dim,
         max_position_embeddings=min(context, window or context),
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", 1e-6),
-        rope=_gguf_rope(fields, context, interleaved=architecture in ("llama", "mistral", "smollm3")),
+        rope=rope,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         o_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
@@ -170,8 +167,6 @@ def spec_from_gguf(file: GGUFFile) -> ModelSpec:
         sliding_window=window,
         no_rope_layers=tuple(range(3, num_layers, 4)) if architecture == "smollm3" else (),
         torch_dtype=_gguf_dtype(file),
-        eos_token_ids=tuple(dict.fromkeys(ends)),
-        bos_token_id=next(iter(tokens.ids("tokenizer.ggml.bos_token_id")), None),
     )
     return _checked(spec, where)
 
@@ -190,6 +185,15 @@ def _sliding_window(fields: _Fields, architecture: Architecture) -> int | None:
         return None
     window = fields.count("sliding_window", 0, low=0)
     return window or None
+
+
+def _stretched(max_positions: int, rope: RopeSpec) -> int:
+    """The context with scaled rotary embedding, in tokens: configurations name it, or only the one before scaling.
+
+    Llama 3's names the scaled one; so may yarn's, which also says what it was (`original_max_position_embeddings`).
+    """
+    original = {"yarn": rope.original_max_position_embeddings, "linear": max_positions}.get(rope.scaling, 0)
+    return int(min(max(max_positions, original * rope.factor), _MAX_CONTEXT))
 
 
 def _no_rope_layers(fields: _Fields, num_layers: int) -> tuple[int, ...]:
@@ -249,7 +253,7 @@ class _Fields:
     values: Mapping[str, Any]
     where: str
 
-    def count(self, key: str, default: int | None = None, *, low: int = 1) -> int:
+    def count(self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 40) -> int:
         value = self.values.get(key)
         if value is None:
             if default is None:
@@ -257,6 +261,8 @@ class _Fields:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise ModelError(f"{self.where}: {key} is {value!r}, expected a whole number of at least {low}")
+        if value > high:
+            raise ModelError(f"{self.where}: {key} is {value}, but at most {high} can be: the file is damaged")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -274,11 +280,3 @@ class _Fields:
         if not isinstance(value, bool):
             raise ModelError(f"{self.where}: {key} is {value!r}, expected true or false")
         return value
-
-    def ids(self, key: str) -> tuple[int, ...]:
-        """Token ids: one, a list, or none."""
-        value = self.values.get(key)
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in values):
-            raise ModelError(f"{self.where}: {key} is {value!r}, expected token ids")
-        return tuple(values)
