@@ -206,6 +206,11 @@ def test_statistics_come_without_being_asked_for(serve: Callable[..., Served]) -
         return isinstance(last, Outputs) and last.stats.finished == 1 and last.stats.num_running == 0
 
     served.until(idle_again)
+    reports = [message.stats for message in served.received if isinstance(message, Outputs)]
+    assert not any(isinstance(message, Pong) for message in served.received)
+    assert [stats.finished for stats in reports] == sorted(stats.finished for stats in reports)
+    assert max(stats.num_running for stats in reports) == 1
+    assert reports[-1].num_free_blocks == reports[-1].num_blocks
 
 
 def test_a_refused_request_is_told_why_and_others_go_on(serve: Callable[..., Served]) -> None:

@@ -141,8 +141,7 @@ def test_damage_is_an_error_or_another_file_but_never_a_crash(data: st.DataObjec
     if isinstance(found, ModelError):
         assert "m.gguf" in str(found)
         assert "\n" not in str(found)
-    else:  # one tensor of some shape, whose bytes all lie in the file
-        assert len(found) == 1
+    else:  # whatever tensor it describes now, its bytes lie in the file
         assert all(value in bytes(body) for value in found.values())
 
 

@@ -207,13 +207,14 @@ def test_where_a_folders_template_may_lie(tmp_path: Path) -> None:
 
     def rendered(**config: object) -> str:
         (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-        template = ChatTemplate.load(files_of_folder(folder), tokenizer, default="fallback")
+        template = ChatTemplate.load(files_of_folder(folder), tokenizer)
         return template.render([USER], tools=[WEATHER])
 
     named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}, {"name": 1}, "x"]
     assert rendered(chat_template="a") == "a"
     assert rendered(chat_template=named) == "b"
-    assert rendered() == "fallback"
+    with pytest.raises(TemplateError, match="has no chat template"):
+        rendered()
     (folder / "chat_template.jinja").write_text("file", encoding="utf-8")
     assert rendered(chat_template="a") == "file"
     (folder / "chat_template.jinja").write_bytes(b"\xff")

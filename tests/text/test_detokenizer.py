@@ -38,8 +38,7 @@ def test_sentencepiece_byte_tokens_are_joined_too() -> None:
 
 def test_the_leading_space_is_dropped_at_the_start_of_a_text_only() -> None:
     tokenizer = spm_tokenizer()
-    word = tokenizer.token_to_id("\u2581ab")
-    assert word is not None
+    (word,) = ids_of(tokenizer, "ab")
     assert Detokenizer(tokenizer, ()).push([word]) == "ab"
     assert Detokenizer(tokenizer, [1]).push([word]) == "ab"  # <s> shows nothing
     assert Detokenizer(tokenizer, [1], skip_special_tokens=False).push([word]) == " ab"

@@ -37,8 +37,8 @@ CONTINUATIONS = [bytes([second] + [0x80] * more) for second in (0x80, 0x90, 0xA0
 
 
 def bytes_as_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
-    first = tokenizer.token_to_id("<0x00>")  # byte-level vocabularies begin with the bytes
-    return [byte + (first or 0) for byte in data]
+    (first,) = tokenizer.encode("\0", add_special_tokens=False)[-1:]
+    return [byte + first for byte in data]
 
 
 def streamed(detokenizer: Detokenizer, batches: Sequence[Sequence[int]]) -> str:

@@ -7,7 +7,7 @@ are joined where the template wants a string, arguments of tool calls are object
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ import jinja2
 from jinja2.exceptions import SecurityError
 
 from headstart.hub import GGUFFile, ModelError, ModelFiles, gguf_reader, read_json
+from headstart.text.control_tokens import ControlTokens, Protection
 from headstart.text.sandbox import MAX_TEXT, bounded_range, chat_environment
 from headstart.text.tokenizer import Tokenizer, special_token_texts
 
@@ -31,14 +32,22 @@ class ChatTemplate:
     """A model's chat templates. Rendering is pure and safe to call from several threads."""
 
     def __init__(
-        self, sources: Mapping[str, str], special_tokens: Mapping[str, str], *, name: str = "the model"
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        *,
+        control_tokens: Iterable[str] = (),
+        name: str = "the model",
     ) -> None:
         """`sources`: templates by name (`default`, perhaps `tool_use`); empty for a model that has none.
 
+        `special_tokens` are variables of the template; `control_tokens` are what messages can hold as text only.
         Raises `ModelError` naming `name` for a template that does not compile.
         """
         self._name = name
         self._special_tokens = dict(special_tokens)
+        self._control_tokens = ControlTokens(control_tokens)
+        self._source = "".join(sources.values())
         environment = chat_environment()
         self._templates: dict[str, jinja2.Template] = {}
         for key, source in sources.items():
@@ -50,12 +59,10 @@ class ChatTemplate:
                 raise ModelError(f"{name}: chat template {key!r} is nested too deeply") from None
 
     @classmethod
-    def load(cls, files: ModelFiles, tokenizer: Tokenizer, *, default: str | None = None) -> ChatTemplate:
-        """The templates of a model; `default` is used where it brings none. Raises `ModelError` for damaged files."""
-        sources = _sources(files)
-        if not sources and default is not None:
-            sources = {_DEFAULT: default}
-        return cls(sources, special_token_texts(files, tokenizer), name=files.name)
+    def load(cls, files: ModelFiles, tokenizer: Tokenizer) -> ChatTemplate:
+        """The templates of a model. Raises `ModelError` for damaged files."""
+        special = special_token_texts(files, tokenizer)
+        return cls(_sources(files), special, control_tokens=tokenizer.control_tokens, name=files.name)
 
     @property
     def exists(self) -> bool:
@@ -74,8 +81,9 @@ class ChatTemplate:
     ) -> str:
         """The prompt. Special tokens are in it as text: encode it with `add_special_tokens=False`.
 
-        `extra` are further variables of the template (`enable_thinking`, ...); they cannot replace those above.
-        Raises `TemplateError`.
+        Control tokens that the arguments hold are no control tokens: then this is a `PromptText`, which `Tokenizer`
+        knows to encode. `extra` are further variables of the template (`enable_thinking`, ...); they cannot replace
+        those above. Raises `TemplateError`.
         """
         template = self._choose(tools)
         plain = [_plain_message(index, message) for index, message in enumerate(messages)]
@@ -84,8 +92,23 @@ class ChatTemplate:
                 plain = [_joined(message) for message in plain]
         elif self._takes_only_parts:
             plain = [_split(message) for message in plain]
-        variables = {**self._special_tokens, **extra, "messages": plain, "tools": tools, "documents": documents}
-        return self._run(template, {**variables, "add_generation_prompt": add_generation_prompt})
+        given = {**extra, "messages": plain, "tools": tools, "documents": documents}
+        given, protection = self._protected(given)
+        variables = {**self._special_tokens, **given, "add_generation_prompt": add_generation_prompt}
+        if protection is None:
+            return self._run(template, variables)
+        try:
+            return protection.settle(self._run(template, variables))
+        except TemplateError as error:
+            raise TemplateError(protection.restore(str(error))) from error
+
+    def _protected(self, given: dict[str, Any]) -> tuple[dict[str, Any], Protection | None]:
+        try:
+            return self._control_tokens.protect(given, self._source)
+        except RecursionError:
+            raise TemplateError("the messages are nested too deeply") from None
+        except ValueError as error:
+            raise TemplateError(str(error)) from None
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
         if not self._templates:

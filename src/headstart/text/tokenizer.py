@@ -6,13 +6,16 @@ Must not know requests, HTTP or chat; never imports torch or transformers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from headstart.hub import ModelError, ModelFiles, gguf_reader, read_json
+from headstart.text.control_tokens import PromptText
 from headstart.text.gguf_vocab import Vocabulary, vocabulary_of_gguf
+from headstart.text.prefix_space import without_prefix_space
 from headstart.text.token_bytes import ByteTable, decoder_state, piece_rules
 
 
@@ -30,10 +33,11 @@ class Tokenizer:
             raise ModelError(f"{source} cannot be used: {error}") from None
         added = self._tokenizer.get_added_tokens_decoder()
         special = dict.fromkeys((index for index, token in added.items() if token.special), b"")
+        named = {vocabulary.bos_token_id, *vocabulary.eos_token_ids}
+        self.control_tokens = frozenset(added[index].content for index in added if index in special or index in named)
         self._bytes = ByteTable(self._tokenizer, rules.to_bytes, {})
         self._visible_bytes = ByteTable(self._tokenizer, rules.to_bytes, special)
         self.strip_leading_spaces = rules.strip_leading_spaces
-        self.special_token_ids = frozenset(special)
         self.bos_token_id = vocabulary.bos_token_id
         self.eos_token_ids = vocabulary.eos_token_ids
         # One more than the highest id: added tokens may leave gaps.
@@ -56,13 +60,36 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens in it are recognised, BOS/EOS are added as the model wants.
 
+        A chat template's `PromptText` says itself where they are recognised and where they are only text.
         Raises `ValueError` for text that is no valid Unicode (half of a surrogate pair).
         """
+        if isinstance(text, PromptText):
+            return self._encode_pieces(text, add_special_tokens)
+        return self._encode(self._tokenizer, text, add_special_tokens)
+
+    def _encode_pieces(self, text: PromptText, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = []
+        for piece in text.pieces:
+            ids += self._encode(self._continuing if piece.continues else self._tokenizer, piece.text, False)
+        if not add_special_tokens:
+            return ids
+        first = self._encode(self._tokenizer, text.pieces[0].text, False)
+        with_marks = self._encode(self._tokenizer, text.pieces[0].text, True)
+        before = next(start for start in range(len(with_marks)) if with_marks[start : start + len(first)] == first)
+        return [*with_marks[:before], *ids, *with_marks[before + len(first) :]]
+
+    @staticmethod
+    def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError:  # what the library makes of a str that has no UTF-8
             _check_unicode(text)
             raise
+
+    @cached_property
+    def _continuing(self) -> tokenizers.Tokenizer:
+        """For text that goes on: without the space that SentencePiece models put before a text."""
+        return without_prefix_space(self._tokenizer)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Bytes that are no valid UTF-8 become U+FFFD; ids without a token are nothing."""
@@ -78,14 +105,6 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The token alone as text, special or not; U+FFFD for parts of a character."""
         return self._bytes[token_id].decode("utf-8", "replace")
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The token's exact bytes, special or not. Empty for an id without a token."""
-        return self._bytes[token_id]
-
-    def token_to_id(self, token: str) -> int | None:
-        """The id of a token by its exact text in the vocabulary, e.g. `<|im_end|>`."""
-        return self._tokenizer.token_to_id(token)
 
 
 def _check_unicode(text: str) -> None:
