@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from _verdict import Bar, finish, show
+from _verdict import Bar, finish, run_main, show
 
 from headstart.bench.stats import percentile
 from headstart.config import SchedulerConfig
@@ -150,4 +150,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_main(main))

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from _verdict import Bar, finish, show
+from _verdict import Bar, finish, run_main, show
 from gguf_to_f32 import convert
 
 from headstart.config import DEFAULT_MODEL
@@ -172,4 +172,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_main(main))

@@ -30,7 +30,7 @@ def free_port() -> int:
 class LocalServer:
     """`headstart serve MODEL` on a free loopback port, ready on entry and stopped on exit.
 
-    It answers only `client`, whose key it was given. What it writes (progress, errors) goes to this process's stderr.
+    It answers only `client` and who has its `api_key`. What it writes (progress, errors) goes to this process's stderr.
     `startup_seconds`: from the start of the process to ready.
     """
 
@@ -38,15 +38,15 @@ class LocalServer:
         port = free_port()
         place = ["--host", "127.0.0.1", "--port", str(port)]
         self._command = [sys.executable, "-m", "headstart", "serve", model, *place, *arguments]
-        self._key = secrets.token_urlsafe(16)
-        self.client = Client(f"http://127.0.0.1:{port}", api_key=self._key)
+        self.api_key = secrets.token_urlsafe(16)
+        self.client = Client(f"http://127.0.0.1:{port}", api_key=self.api_key)
         self.startup_seconds = 0.0
 
     def __enter__(self) -> LocalServer:
         started = time.perf_counter()
         # Being ended politely must end the server too; the terminal's Ctrl-C is a KeyboardInterrupt already.
         self._handlers = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
-        environment = os.environ | {"HEADSTART_API_KEY": self._key}
+        environment = os.environ | {"HEADSTART_API_KEY": self.api_key}
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment, start_new_session=True
         )
