@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from headstart.ops import CpuOps, TorchOps, make_ops
+from headstart.ops.cpu_linear import splits_into_whole_vectors
 from headstart.ops.flash_shapes import KEY_TILE, find_flash_shapes, flash_attention
 
 ROWS = 130
@@ -36,6 +37,29 @@ def test_linears_agree_and_their_rows_stand_alone(cpu: CpuOps, rows: int, column
         assert torch.equal(fast(x[first:last]), whole[first:last])
         assert torch.equal(fast.add(x[first:last], residual[first:last]), whole_add[first:last])
         assert torch.equal(gated(x[first:last]), whole_gated[first:last])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_gated_rows_stand_alone_however_threads_share_them(cpu: CpuOps, threads: int) -> None:
+    """Rows of whole vectors take torch's own silu, whose bits differ where a vector is cut."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert splits_into_whole_vectors(384, threads)
+        gated = cpu.gated_linear(inputs(384, 16), inputs(384, 16).flip(0), None, None)
+        x = inputs(700, 16)
+        whole = gated(x)
+        for rows in (*range(1, 40), 85, 86, 127, 171, 255, 257, 333, 511, 513, 699):
+            assert torch.equal(gated(x[:rows]), whole[:rows])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("size", "threads", "splits"), [(1536, 2, True), (1536, 4, True), (1536, 5, False), (172, 1, False), (32, 2, False)]
+)
+def test_whole_vectors(size: int, threads: int, splits: bool) -> None:
+    assert splits_into_whole_vectors(size, threads) is splits
 
 
 @pytest.mark.parametrize("size", [8, 10, 64, 576])

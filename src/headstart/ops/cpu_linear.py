@@ -7,9 +7,12 @@ behind `F.linear`, are not. What follows the product (silu, times, plus) is done
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+_ELEMENTS_AT_ONCE = 32  # torch's loops take two vectors at a time, of at most 16 floats each
 _PACK_ROWS = 512  # the number of rows to pack for; packed for 1 row the sums' order would differ
 
 _pack = torch.ops.mkldnn._reorder_linear_weight
@@ -34,17 +37,31 @@ class CpuLinear:
 
 
 class CpuGatedLinear:
-    """Two products: the first ends in silu, the second in a multiplication by the first."""
+    """Two products: the first goes through silu, the second is multiplied by it.
 
-    __slots__ = ("_gate", "_gate_bias", "_up", "_up_bias")
+    Torch's silu is faster (by 8 % of the whole), but it rounds differently where its vectors do not fill:
+    at the ends of what each thread gets. It is used where rows always split into whole vectors; else oneDNN does it.
+    """
+
+    __slots__ = ("_apart", "_gate", "_gate_bias", "_up", "_up_bias")
 
     def __init__(self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None) -> None:
         self._gate, self._gate_bias = _pack(gate.contiguous(), _PACK_ROWS), gate_bias
         self._up, self._up_bias = _pack(up.contiguous(), _PACK_ROWS), up_bias
+        self._apart = splits_into_whole_vectors(gate.shape[0], torch.get_num_threads())
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._apart:
+            gate = _linear(x, self._gate, self._gate_bias, "none", [], "")
+            up = _linear(x, self._up, self._up_bias, "none", [], "")
+            return torch.nn.functional.silu(gate, inplace=True).mul_(up)
         gate = _linear(x, self._gate, self._gate_bias, "swish", [], "")
         return _linear_binary(x, gate, self._up, self._up_bias, "mul")
+
+
+def splits_into_whole_vectors(row_size: int, threads: int) -> bool:
+    """Rows of this size, any number of them, shared evenly by up to `threads` threads: nobody gets part of a vector."""
+    return row_size % (_ELEMENTS_AT_ONCE * math.lcm(*range(1, threads + 1))) == 0
 
 
 class CpuNorm:
