@@ -11,6 +11,7 @@ import pytest
 
 from headstart.config import ServerConfig
 from headstart.hub import files_of_folder
+from headstart.server.connection import ConnectionLimits
 from headstart.text import ChatTemplate, Tokenizer
 from tests.fixtures.stories import make_stories_folder
 from tests.server.harness import Running, ScriptedEngine, scripted_app, serving
@@ -56,9 +57,14 @@ def start(text_side: TextSide) -> Iterator[Start]:
     """Start a server of one's own: `start(server=ServerConfig(...), state=..., batch=...)`."""
     with ExitStack() as stack:
 
-        def begin(server: ServerConfig | None = None, grace_seconds: int = 1, **fields: Any) -> Any:
+        def begin(
+            server: ServerConfig | None = None,
+            grace_seconds: int = 1,
+            limits: ConnectionLimits | None = None,
+            **fields: Any,
+        ) -> Any:
             engine = sentence_engine(text_side, **fields)
             app = lambda: scripted_app(engine, text_side.tokenizer, text_side.template, server)  # noqa: E731
-            return stack.enter_context(serving(app, grace_seconds=grace_seconds)), engine
+            return stack.enter_context(serving(app, grace_seconds=grace_seconds, limits=limits)), engine
 
         yield begin

@@ -22,6 +22,7 @@ from headstart.core.request import EngineRequest, FinishReason
 from headstart.core.step import RequestOutput, TokenLogprob
 from headstart.engine import EngineInfo, EngineState, RequestTooLong, Reservation
 from headstart.server import create_app, listen, make_server, url_of
+from headstart.server.connection import ConnectionLimits
 from headstart.text import ChatTemplate, Tokenizer
 
 T = TypeVar("T")
@@ -167,7 +168,11 @@ class Running:
 
 @contextlib.contextmanager
 def serving(
-    make_app: Callable[[], ASGIApp], *, grace_seconds: int = 1, end: Callable[[], Awaitable[None]] | None = None
+    make_app: Callable[[], ASGIApp],
+    *,
+    grace_seconds: int = 1,
+    end: Callable[[], Awaitable[None]] | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> Iterator[Running]:
     """Serve what `make_app` makes (inside the server's event loop) until the block ends, then await `end()`."""
     listener = listen(ServerConfig(port=0))
@@ -177,7 +182,9 @@ def serving(
 
     async def main() -> None:
         found["loop"] = asyncio.get_running_loop()
-        server = found["server"] = make_server(make_app(), on_listening=started.set, grace_seconds=grace_seconds)
+        server = found["server"] = make_server(
+            make_app(), on_listening=started.set, grace_seconds=grace_seconds, limits=limits
+        )
         await server.serve(sockets=[listener])
         if end is not None:
             await end()

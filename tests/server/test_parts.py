@@ -14,10 +14,10 @@ from headstart.config import ServerConfig
 from headstart.core.step import RequestOutput
 from headstart.metrics.ledger import PARTS
 from headstart.server import AddressError, listen, url_of
+from headstart.server.connection import JoiningTransport
 from headstart.server.logprobs import num_characters
 from headstart.server.merge import merge
 from headstart.server.params import nth_seed
-from headstart.server.serve import JoiningTransport
 from headstart.server.timing import Stamps, server_timing
 
 

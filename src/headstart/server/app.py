@@ -26,6 +26,7 @@ from headstart.server.formats import Api
 from headstart.server.generation import GenerationEndpoint
 from headstart.server.http import received_at, request_id
 from headstart.server.services import Services, make_services
+from headstart.server.warmup import warm_up
 from headstart.text import ChatTemplate, Tokenizer
 
 access_logger = logging.getLogger("headstart.access")
@@ -44,8 +45,10 @@ def create_app(
     `defaults`: what requests get for sampling fields that they leave out.
     """
     services = make_services(config, engine, tokenizer, chat_template, defaults)
+    apis: tuple[Api, ...] = (ChatApi(services.prompts), CompletionsApi())
+    warm_up(services, apis)
     app: ASGIApp = Starlette(
-        routes=_routes(services),
+        routes=_routes(services, apis),
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _unforeseen},
     )
     if config.server.api_keys:
@@ -61,9 +64,8 @@ def create_app(
     return Observed(app, services.collector)
 
 
-def _routes(services: Services) -> list[Route]:
+def _routes(services: Services, apis: tuple[Api, ...]) -> list[Route]:
     admin = Admin(services)
-    apis: tuple[Api, ...] = (ChatApi(services.prompts), CompletionsApi())
 
     def limit() -> int:
         return services.max_body_bytes

@@ -73,6 +73,23 @@ def queue_full(num_waiting: int, limit: int) -> ApiError:
     )
 
 
+def headers_too_large(limit: int) -> ApiError:
+    return ApiError(431, f"the headers are longer than {limit} bytes; send less", code="headers_too_large")
+
+
+def request_timeout(seconds: float) -> ApiError:
+    return ApiError(408, f"the request did not arrive within {seconds:g} s", code="request_timeout")
+
+
+def too_many_connections(limit: int) -> ApiError:
+    return ApiError(
+        503,
+        f"{limit} connections are open and that is the limit; try again later",
+        code="too_many_connections",
+        headers=((b"retry-after", b"1"),),
+    )
+
+
 def engine_starting() -> ApiError:
     return ApiError(
         503,

@@ -76,14 +76,20 @@ class GenerationEndpoint:
         try:
             received = received_at(scope)
             body = await read_json_body(scope, receive, self._services.max_body_bytes)
-            async with WatchClient(receive):
-                await self._answer(body, received, reply)
+            await self._answer_unless_gone(body, received, reply, receive)
         except ClientGoneError:
-            self._services.collector.client_gone()
+            return
         except asyncio.CancelledError:  # the server's grace is over; this task ends here, so nobody else needs to know
             await reply.fail(shutting_down(), receive)
         except Exception as error:
             await reply.fail(_as_api_error(error), receive)
+
+    async def _answer_unless_gone(self, body: bytearray, received: float, reply: _Reply, receive: Receive) -> None:
+        try:
+            async with WatchClient(receive):
+                await self._answer(body, received, reply)
+        except ClientGoneError:
+            self._services.collector.client_gone()
 
     async def _answer(self, body: bytearray, received: float, reply: _Reply) -> None:
         job = await self._submit(body, received)

@@ -1,78 +1,32 @@
-"""Uvicorn around the application: the listening socket, the stamp at a request's first byte, and a graceful end."""
+"""Uvicorn around the application: the listening socket and a graceful end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Generator
-from typing import Any, cast
+from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headstart.config import ServerConfig
-from headstart.server.http import HOLD_NEXT_WRITE, RECEIVED
+from headstart.server.connection import ConnectionLimits, StampedProtocol
 
 GRACE_SECONDS = 20
 _FAREWELL_SECONDS = 2.0
 _BACKLOG = 2048
+_OTHER_FILES = 128  # open files that are no connections
 
 
 class AddressError(OSError):
     """The address cannot be listened on. One line, says what to do."""
-
-
-class JoiningTransport:
-    """A transport of which one write can be held, to go out with the next one.
-
-    uvloop writes at once, so a response's headers and its first text would be two system calls and wake the client
-    twice, the first time for nothing.
-    """
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._hold = False
-        self._held = b""
-
-    def hold_next_write(self) -> None:
-        self._hold = True
-
-    def write(self, data: bytes) -> None:
-        if self._hold:
-            self._hold, self._held = False, data
-            return
-        if self._held:
-            data, self._held = self._held + data, b""
-        self._transport.write(data)
-
-    def close(self) -> None:
-        if self._held:
-            self._transport.write(self._held)
-            self._held = b""
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
-class StampedProtocol(HttpToolsProtocol):
-    """Notes when the first byte of each request was seen: the ledger's `receive` starts there, not at the handler."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        joining = JoiningTransport(transport)
-        super().connection_made(cast(asyncio.Transport, joining))
-        self._hold_next_write = joining.hold_next_write
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        scope = cast(dict[str, Any], self.scope)
-        scope[RECEIVED] = time.monotonic()
-        scope[HOLD_NEXT_WRITE] = self._hold_next_write
 
 
 class GracefulServer(uvicorn.Server):
@@ -155,17 +109,27 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def default_limits() -> ConnectionLimits:
+    """As many connections as the limit on open files allows, up to the usual number."""
+    limits = ConnectionLimits()
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if open_files == resource.RLIM_INFINITY:
+        return limits
+    return replace(limits, max_connections=max(1, min(limits.max_connections, open_files - _OTHER_FILES)))
+
+
 def make_server(
     app: ASGIApp,
     *,
     on_listening: Callable[[], None] | None = None,
     log_level: str = "warning",
     grace_seconds: int = GRACE_SECONDS,
+    limits: ConnectionLimits | None = None,
 ) -> GracefulServer:
     """A server for `app`; `should_exit = True` ends it as SIGTERM does."""
     config = uvicorn.Config(
         app,
-        http=StampedProtocol,
+        http=cast(type[asyncio.Protocol], partial(StampedProtocol, limits=limits or default_limits())),
         loop="uvloop",
         ws="none",
         lifespan="off",

@@ -63,10 +63,13 @@ class Services:
         if state is EngineState.STARTING:
             raise engine_starting()
         info = self.engine.info
+        return self.limits_of(info.vocab_size, info.max_model_len)
+
+    def limits_of(self, vocab_size: int, max_model_len: int) -> Limits:
         limits = Limits.of(
             self.config.server,
-            vocab_size=info.vocab_size,
-            max_model_len=info.max_model_len,
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
             eos=self.tokenizer.eos_token_ids,
         )
         return replace(limits, defaults=self.defaults)
