@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headstart.config import ServerConfig
+from headstart.config import SchedulerConfig, ServerConfig
 from headstart.hub import files_of_folder
 from headstart.server.connection import ConnectionLimits
 from headstart.text import ChatTemplate, Tokenizer
@@ -61,10 +61,11 @@ def start(text_side: TextSide) -> Iterator[Start]:
             server: ServerConfig | None = None,
             grace_seconds: int = 1,
             limits: ConnectionLimits | None = None,
+            scheduler: SchedulerConfig | None = None,
             **fields: Any,
         ) -> Any:
             engine = sentence_engine(text_side, **fields)
-            app = lambda: scripted_app(engine, text_side.tokenizer, text_side.template, server)  # noqa: E731
+            app = lambda: scripted_app(engine, text_side.tokenizer, text_side.template, server, scheduler)  # noqa: E731
             return stack.enter_context(serving(app, grace_seconds=grace_seconds, limits=limits)), engine
 
         yield begin

@@ -16,7 +16,7 @@ import httpx
 import uvloop
 from starlette.types import ASGIApp
 
-from headstart.config import Config, ModelConfig, ServerConfig
+from headstart.config import Config, ModelConfig, SchedulerConfig, ServerConfig
 from headstart.core.engine_core import CoreStats
 from headstart.core.request import EngineRequest, FinishReason
 from headstart.core.step import RequestOutput, TokenLogprob
@@ -216,9 +216,15 @@ def serving(
 
 
 def scripted_app(
-    engine: ScriptedEngine, tokenizer: Tokenizer, template: ChatTemplate, server: ServerConfig | None = None
+    engine: ScriptedEngine,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    server: ServerConfig | None = None,
+    scheduler: SchedulerConfig | None = None,
 ) -> ASGIApp:
-    config = Config(model=ModelConfig(model=MODEL), server=server or ServerConfig())
+    config = Config(
+        model=ModelConfig(model=MODEL), server=server or ServerConfig(), scheduler=scheduler or SchedulerConfig()
+    )
     return create_app(engine, tokenizer, template, config)  # type: ignore[arg-type]
 
 

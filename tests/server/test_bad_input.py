@@ -62,6 +62,8 @@ BOTH = [
     ("logit_bias", {"logit_bias": {"1": "much"}}),
     ("logit_bias", {"logit_bias": {str(token): 1 for token in range(1025)}}),
     ("priority", {"priority": 1 << 40}),
+    ("priority", {"priority": 11}),
+    ("priority", {"priority": -11}),
     ("cache_salt", {"cache_salt": "x" * 257}),
     ("user", {"user": 7}),
     ("stream", {"stream": "yes"}),

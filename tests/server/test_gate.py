@@ -94,6 +94,17 @@ def test_a_body_at_the_limit_and_one_byte_more(small: Running, route: str) -> No
     assert "10000" in error_of(response)["message"]
 
 
+def test_the_operator_bounds_priorities(start: Start, shared: Running) -> None:
+    for priority in (-10, 10):
+        assert shared.client.post(TEXT, json={"prompt": "x", "priority": priority}).status_code == 200
+    refused = shared.client.post(TEXT, json={"prompt": "x", "priority": -11})
+    assert refused.status_code == 400
+    assert error_of(refused)["message"] == "priority is -11; it must be from -10 to 10"
+    running, engine = start(server=ServerConfig(max_priority=1000))
+    assert running.client.post(TEXT, json={"prompt": "x", "priority": -1000}).status_code == 200
+    assert engine.requests[0].priority == -1000
+
+
 def test_a_chunked_body_is_counted_while_it_comes(small: Running) -> None:
     def pieces(size: int) -> Iterator[bytes]:
         body = body_of(size)

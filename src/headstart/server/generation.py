@@ -45,6 +45,7 @@ from headstart.text import Detokenizer
 logger = logging.getLogger("headstart.server")
 _FAREWELL_SECONDS = 1.0
 _LARGE_BODY = 16 * 1024  # bytes
+_MADE_AT_ONCE = 32  # choices of a batch between two turns of the event loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +117,13 @@ class GenerationEndpoint:
         stamps = Stamps(received, parsed, submitted)
         answer_id = api.id_prefix + uuid.uuid4().hex
         head = Head(answer_id, int(time.time()), services.model_name, f"headstart-{headstart.__version__}")
-        choices = tuple(
-            self._choice(index, ids, asked, head.id, stamps)
-            for index, ids in enumerate(ids for ids in prompts for _ in range(asked.n))
-        )
-        return Job(asked, head, stamps, choices, sum(map(len, prompts)))
+        choices: list[Choice] = []
+        for ids in prompts:
+            for _ in range(asked.n):
+                choices.append(self._choice(len(choices), ids, asked, head.id, stamps))
+                if len(choices) % _MADE_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        return Job(asked, head, stamps, tuple(choices), sum(map(len, prompts)))
 
     async def _tokenize(self, asked: Generation, max_model_len: int) -> list[tuple[int, ...]]:
         texts = [prompt for prompt in asked.prompts if isinstance(prompt, str)]

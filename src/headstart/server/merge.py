@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
+_START_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,12 @@ async def merge(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T,
         return
     queue: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=len(sources))
     entry: T | _End
-    tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for source in sources:
+            tasks.append(asyncio.create_task(_pump(source, queue)))
+            if len(tasks) % _START_AT_ONCE == 0:  # each has its first turn; nobody else waits for a thousand of them
+                await asyncio.sleep(0)
         left = len(tasks)
         while left:
             entry = await queue.get()
@@ -40,6 +45,8 @@ async def merge(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T,
             else:
                 yield entry
     finally:
+        for source in sources[len(tasks) :]:
+            await source.aclose()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
