@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -13,19 +15,49 @@ def steps(**changes):
     return list(warmup_steps(**{**sizes, "max_num_seqs": 64, **changes}))
 
 
+def is_consecutive(blocks):
+    return all(after - before == 1 for before, after in pairwise(blocks))
+
+
 def test_every_shape_class_is_there():
     found = steps()
     sizes = [{chunk.num_scheduled_tokens for chunk in step.chunks} for step in found]
     assert {512} in sizes  # full chunk
-    assert {1} in sizes  # decode alone
-    assert any(step_sizes >= {1, 120} for step_sizes in sizes)  # eight decodes and a chunk
-    decodes = {sum(chunk.start > 0 for chunk in step.chunks) for step in found}
-    assert decodes >= {1, 2, 4, 8}
+    assert {1, 3, 117} in sizes  # eight decodes, a prompt that is asked about, and a chunk: 128 tokens
+    assert {len(step.chunks) for step in found if {c.num_scheduled_tokens for c in step.chunks} == {1}} == {
+        1, 2, 8, 32,
+    }  # fmt: skip
     params = [new.params for step in found for new in step.new_requests]
     assert {each.temperature > 0 for each in params} == {True, False}
     assert any(each.logprobs is not None for each in params)
     assert any(each.top_k for each in params)
     assert any(each.top_p < 1 for each in params)
+
+
+def test_contexts_longer_than_a_chunk_and_scattered_blocks_are_there():
+    chunks = [chunk for step in steps() for chunk in step.chunks]
+    for size in (1, 512):
+        assert any(
+            c.num_scheduled_tokens == size and c.start >= 512 and not is_consecutive(c.block_ids) for c in chunks
+        )
+    assert any(c.num_scheduled_tokens > 100 and len(c.block_ids) > 1 and is_consecutive(c.block_ids) for c in chunks)
+
+
+def test_prompt_logprobs_are_computed_at_least_once():
+    found = steps()
+    asking = {new.request_id for step in found for new in step.new_requests if new.params.prompt_logprobs is not None}
+    assert any(chunk.request_id in asking and chunk.start + 1 < 3 for step in found for chunk in step.chunks)
+
+
+def test_few_steps_and_tokens_because_the_start_waits_for_them():
+    found = steps()
+    assert len(found) <= 10
+    assert sum(chunk.num_scheduled_tokens for step in found for chunk in step.chunks) <= 512 + 128 + 64
+
+
+def test_no_batch_is_larger_than_configured():
+    assert max(len(step.chunks) for step in steps(max_num_seqs=5)) <= 5 + 2
+    assert {len(step.chunks) for step in steps(max_num_seqs=5)[4:]} == {5, 2, 0}
 
 
 @given(
@@ -34,22 +66,28 @@ def test_every_shape_class_is_there():
     max_model_len=st.integers(2, 300),
     max_chunk=st.integers(1, 200),
     mixed_chunk=st.integers(1, 50),
-    max_num_seqs=st.integers(1, 12),
+    max_num_seqs=st.integers(1, 70),
 )
 def test_steps_fit_the_pool_and_end_clean(**sizes):
     assume(sizes["num_blocks"] * sizes["block_size"] >= 2)
-    live: dict[str, int] = {}
+    known: dict[str, int] = {}
+    blocks: dict[str, tuple[int, ...]] = {}
+    num_decodes = 0
     for step in steps(**sizes):
         for name in step.finished_request_ids:
-            del live[name]
-        live.update({new.request_id: len(new.prompt_token_ids) for new in step.new_requests})
-        used = [block for chunk in step.chunks for block in chunk.block_ids]
+            del known[name], blocks[name]
+        known.update({new.request_id: len(new.prompt_token_ids) for new in step.new_requests})
+        blocks.update({chunk.request_id: chunk.block_ids for chunk in step.chunks})
+        used = [block for table in blocks.values() for block in table]
         assert len(set(used)) == len(used)
         assert all(0 <= block < sizes["num_blocks"] for block in used)
         for chunk in step.chunks:
             end = chunk.start + chunk.num_scheduled_tokens
-            assert end == live[chunk.request_id] + (chunk.start > 0)
-            assert end < sizes["max_model_len"] or (chunk.start > 0 and end <= sizes["max_model_len"])
+            assert 0 <= chunk.start < end == known[chunk.request_id] <= sizes["max_model_len"]
             assert end <= len(chunk.block_ids) * sizes["block_size"]
+            assert chunk.samples
+            known[chunk.request_id] += 1
+            num_decodes += chunk.num_scheduled_tokens == 1 and chunk.start > 0
         assert step.chunks or step.finished_request_ids
-    assert not live
+    assert not known
+    assert num_decodes

@@ -11,6 +11,7 @@ from torch import Tensor
 from headstart.kv.pool import KVPool
 from headstart.layers.decoder_layer import DecoderLayer
 from headstart.layers.rotary import RotaryTable
+from headstart.models.footprint import held_bytes
 from headstart.ops import AttentionStep, BatchLayout, HeadShape, Linear, Norm, Ops, PoolShape
 from headstart.perf.model_spec import ModelSpec
 
@@ -45,6 +46,11 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self._embeddings.dtype
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes that the weights take in memory as they are held here."""
+        return held_bytes(self._embeddings, self._layers, self._final_norm, self._lm_head)
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, layout: BatchLayout, pool: KVPool) -> Tensor:

@@ -13,7 +13,7 @@ from headstart.core.step import ModelOutput, SchedulerOutput
 from headstart.executor.base import ExecutorInfo, StartupError
 from headstart.hub import ModelFiles, Progress
 from headstart.kv.pool import KVPool
-from headstart.models import load_model
+from headstart.models import Decoder, load_model
 from headstart.perf.model_spec import ModelSpec
 from headstart.worker.memory import PoolRequest, free_memory, num_blocks
 from headstart.worker.model_runner import ModelRunner
@@ -52,7 +52,7 @@ class Worker:
             block_size=pool.block_size,
             max_model_len=max_model_len,
             vocab_size=self._spec.vocab_size,
-            summary=_summary(self._spec, pool, dtype),
+            summary=_summary(decoder, pool),
         )
 
     @torch.inference_mode()
@@ -129,13 +129,13 @@ def _context(wanted: int | None, spec: ModelSpec) -> int:
     return wanted or spec.max_position_embeddings
 
 
-def _summary(spec: ModelSpec, pool: KVPool, dtype: torch.dtype) -> str:
-    weights = spec.num_parameters * dtype.itemsize
+def _summary(decoder: Decoder, pool: KVPool) -> str:
+    spec, dtype = decoder.spec, decoder.dtype
     pool_bytes = pool.data.numel() * pool.dtype.itemsize
     kv_dtype = "" if pool.dtype == dtype else f" {_name(pool.dtype)}"
     return (
         f"{spec.architecture}, {spec.num_parameters / 1e6:.4g}M parameters on {pool.device}, {_name(dtype)}, "
-        f"{torch.get_num_threads()} threads, weights {weights / 1e6:,.0f} MB, "
+        f"{torch.get_num_threads()} threads, weights {decoder.num_weight_bytes / 1e6:,.0f} MB, "
         f"KV pool {pool.num_blocks * pool.block_size:,} tokens ({pool_bytes / 1e6:,.0f} MB{kv_dtype})"
     )
 
