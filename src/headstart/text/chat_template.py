@@ -16,7 +16,8 @@ from jinja2.exceptions import SecurityError
 
 from headstart.hub import GGUFFile, ModelError, ModelFiles, gguf_reader, read_json
 from headstart.text.control_tokens import ControlTokens, Protection
-from headstart.text.sandbox import MAX_TEXT, bounded_range, chat_environment
+from headstart.text.sandbox import bounded_range, chat_environment
+from headstart.text.template_bounds import BUDGET, MAX_TEXT, Budget
 from headstart.text.tokenizer import Tokenizer, special_token_texts
 
 _PROBE = "\u0001probe\u0001"  # content that shows whether a template prints it, and as what
@@ -120,7 +121,7 @@ class ChatTemplate:
     def _run(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
         pieces, size = [], 0
         try:
-            for piece in template.generate({**variables, "range": bounded_range()}):
+            for piece in template.generate({**variables, "range": bounded_range(), BUDGET: Budget()}):
                 pieces.append(piece)
                 size += len(piece)
                 if size > MAX_TEXT:

@@ -1,14 +1,14 @@
 """The Jinja2 environment that chat templates run in: Hugging Face's dialect, sandboxed and bounded.
 
-Owns what a template may call and how much it may make. Knows nothing of models or messages.
+Owns what a template may call; how much it may make is `template_bounds`'. Knows nothing of models or messages.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from datetime import datetime
+from types import BuiltinMethodType
 from typing import Any, NoReturn
 
 import jinja2
@@ -16,32 +16,52 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_ITERATIONS = 200_000  # numbers that one rendering's range() calls may give out, all together
-MAX_TEXT = 32 * 1024 * 1024  # characters or elements that one operation, or one rendering, may make
+from headstart.text.template_bounds import (
+    MAX_TEXT,
+    Rounds,
+    bound,
+    bound_filters,
+    budget_of,
+    check_binop,
+    check_format,
+    check_method,
+)
 
-_WIDE_FORMAT = re.compile(
-    r"%[^a-zA-Z%]*(\d{4,}|\*)"
-)  # a width of four digits and more, or one taken from the arguments
+MAX_ITERATIONS = 200_000  # numbers that one rendering's range() calls may give out, all together
+MAX_INDENT = 64  # of JSON
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox in which `+`, `*`, `**` and `%` cannot make huge values."""
+    """A sandbox whose templates cannot run for long or make huge values. Render with a `Budget` named `BUDGET`."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return bound(super()._parse(source, name, filename), self)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+" and _size(left) + _size(right) > MAX_TEXT:
-            raise SecurityError("the template makes a value that is too large")
-        if operator == "*" and max(_size(left) * _count(right), _size(right) * _count(left)) > MAX_TEXT:
-            raise SecurityError("the template makes a value that is too large")
-        if operator == "**" and not (_is_small(left) and _is_small(right)):
-            raise SecurityError("the template computes a power that is too large")
-        if operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
-            raise SecurityError("the template formats with a width that is too large")
+        if type(left) is str and type(right) is str and operator == "+" and len(left) + len(right) <= MAX_TEXT:
+            return left + right  # most of what templates compute
+        check_binop(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, called: Any, /, *arguments: Any, **named: Any) -> Any:
+        budget = budget_of(context)
+        budget.step()
+        if isinstance(called, BuiltinMethodType):
+            check_method(called, arguments, named)
+        elif isinstance(called, LoopContext) and arguments:  # the next level of a recursive loop
+            arguments = (Rounds(arguments[0], budget), *arguments[1:])
+        return super().call(context, called, *arguments, **named)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            check_format(value.__self__)
+        return wrapped
 
 
 class GenerationTag(Extension):
@@ -57,7 +77,9 @@ class GenerationTag(Extension):
 def chat_environment() -> BoundedEnvironment:
     """An environment with the globals, filters and whitespace rules that chat templates are written for."""
     environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
+    environment.filters |= bound_filters(environment.filters)
     environment.filters["tojson"] = _to_json
+    del environment.globals["lipsum"]  # makes any amount of text
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -86,6 +108,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON without HTML escapes: Jinja2's own `tojson` would turn `<` into \\u003c."""
+    if isinstance(indent, int) and indent > MAX_INDENT:
+        raise SecurityError("the template indents too far")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -95,15 +119,3 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(layout: str) -> str:
     return datetime.now().strftime(layout)
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | list | tuple | bytes) else 0
-
-
-def _count(value: Any) -> int:
-    return max(value, 0) if isinstance(value, int) else 0
-
-
-def _is_small(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) <= 1024
