@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -10,12 +11,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from headstart import launch
 from headstart.cli.client import Client
 from headstart.cli.group import group
+from headstart.cli.local_server import free_port
+from headstart.hub import ModelError
 from tests.fixtures.stories import make_stories_folder
 
 
@@ -61,7 +66,7 @@ def running(folder: Path) -> Iterator[Running]:
 def test_it_says_what_was_settled_in_one_line(running: Running) -> None:
     settled, ready = running.lines[-2:]
     assert settled.startswith("tiny: llama")
-    for part in ("float32", "context 200", "blocks of 16", "prefix cache on", "srpf", "depth 1"):
+    for part in ("float32", "context 200", "blocks of 16", "prefix cache on", "srpf", "depth 1", "attention horizon"):
         assert part in settled
     assert re.fullmatch(r"ready after \d+\.\d s: http://127\.0\.0\.1:\d+", ready)
 
@@ -177,6 +182,55 @@ def test_weights_that_end_early_stop_the_start(folder: Path, tmp_path: Path) -> 
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert "model.safetensors" in line
+
+
+def test_a_missing_tensor_is_told_without_starting_an_engine(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    weights = (folder / "model.safetensors").read_bytes()
+    renamed = weights.replace(b"model.layers.3.mlp.up_proj.weight", b"model.layers.3.mlp.uq_proj.weight")
+    assert renamed != weights
+    (tmp_path / "model.safetensors").write_bytes(renamed)
+    monkeypatch.setattr(launch, "launch_engine", lambda *_, **__: pytest.fail("an engine was started"))
+    assert "tensor model.layers.3.mlp.up_proj.weight is missing" in one_error_line(serve(str(tmp_path)))
+
+
+def can_connect(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_nothing_listens_before_the_model_is_checked_but_the_address_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    port, seen = free_port(), []
+
+    def check_a_while(*_: object) -> None:
+        seen.append(can_connect(port))
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        raise ModelError("this model is damaged")
+
+    monkeypatch.setattr(launch, "load_model", check_a_while)
+    result = CliRunner().invoke(group, ["serve", "--port", str(port)])
+    assert "this model is damaged" in one_error_line(result)
+    assert seen == [False]
+
+
+def test_an_address_that_another_took_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port, load = free_port(), launch.load_model
+    with contextlib.ExitStack() as stack:
+
+        def be_overtaken(*arguments: Any) -> launch.LoadedModel:
+            other = stack.enter_context(socket.socket())
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", port))
+            other.listen()
+            return load(*arguments)
+
+        monkeypatch.setattr(launch, "load_model", be_overtaken)
+        result = CliRunner().invoke(group, ["serve", str(folder), "--port", str(port)])
+    assert f"port {port}" in one_error_line(result)
 
 
 def test_an_address_in_use() -> None:
