@@ -60,6 +60,10 @@ def machine() -> dict[str, str | int]:
     return found
 
 
+def machine_line() -> str:
+    return "  ".join(f"{name} {value}" for name, value in machine().items())
+
+
 def _cpu_name() -> str:
     if CPU_INFO.exists():
         for line in CPU_INFO.read_text().splitlines():
@@ -74,7 +78,7 @@ _LOAD_AT_START = os.getloadavg()[0]
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], bars: Sequence[Bar]) -> None:
     """The machine, the table, then one line a bar."""
     console = Console()
-    console.print("  ".join(f"{name} {value}" for name, value in machine().items()), highlight=False, soft_wrap=True)
+    console.print(machine_line(), highlight=False, soft_wrap=True)
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _verdict import machine_line, run_main
+
 from headstart.config import SchedulerConfig
 from headstart.core.engine_core import EngineCore
 from headstart.core.request import EngineRequest, SamplingParams
@@ -99,17 +101,20 @@ async def measure(engine: AsyncEngine, seconds: float, number: int) -> dict[str,
 
 
 async def compare(seconds: float, threads: int) -> None:
-    engines = {}
-    for nice in NICE:
-        process = EngineProcess([sys.executable, "-P", SELF], f"{nice} {threads}".encode())
-        engines[nice] = AsyncEngine(process, EngineLimits(10, 10))
-        await engines[nice].wait_ready()
+    engines: dict[int, AsyncEngine] = {}
     results: dict[int, dict[str, list[float]]] = {nice: {} for nice in NICE}
-    for number in range(ROUNDS):
-        for nice, engine in engines.items():
-            for kind, values in (await measure(engine, seconds / ROUNDS, number)).items():
-                results[nice].setdefault(kind, []).extend(values)
-    await asyncio.gather(*(engine.shutdown() for engine in engines.values()))
+    try:
+        for nice in NICE:
+            process = EngineProcess([sys.executable, SELF], f"{nice} {threads}".encode())
+            engines[nice] = AsyncEngine(process, EngineLimits(10, 10))
+            await engines[nice].wait_ready()
+        for number in range(ROUNDS):
+            for nice, engine in engines.items():
+                for kind, values in (await measure(engine, seconds / ROUNDS, number)).items():
+                    results[nice].setdefault(kind, []).extend(values)
+    finally:
+        await asyncio.gather(*(engine.shutdown() for engine in engines.values()))
+    print(machine_line())
     report(results)
 
 
@@ -125,15 +130,16 @@ def report(results: dict[int, dict[str, list[float]]]) -> None:
         print(f"{nice:>4}  " + "  ".join(cells) + f"  {statistics.median(kinds['step']):.1f} ms")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=20.0, help="of measuring for each niceness")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     asyncio.run(compare(arguments.seconds, arguments.threads))
+    return 0
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 2 and sys.argv[1].isdigit():  # started by EngineProcess
         sys.exit(run_child(int(sys.argv[1]), build))
-    main()
+    sys.exit(run_main(main))

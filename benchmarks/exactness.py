@@ -88,7 +88,9 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Compared], str]:
     files = resolve(args.model, progress=None)
     config = Config(
         model=ModelConfig(model=args.model, dtype=args.dtype, threads=args.threads),
-        cache=CacheConfig(block_size=BLOCK_SIZE, kv_cache_memory=args.kv_cache_memory),
+        cache=CacheConfig(
+            block_size=BLOCK_SIZE, kv_cache_memory=args.kv_cache_memory, kv_cache_dtype=args.kv_cache_dtype
+        ),
     )
     prompts = make_prompts(Tokenizer.load(files), args.prompts, args.longest)
     built = build_engine(config, files, read_model_spec(files))
@@ -122,6 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL, help=f"alias, folder or GGUF file (default {DEFAULT_MODEL})")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     parser.add_argument("--prompts", type=int, default=12, help="default 12")
     parser.add_argument("--longest", type=int, default=200, help="tokens a prompt at most (default 200)")
     parser.add_argument("--tokens", type=int, default=48, help="tokens an answer (default 48)")

@@ -41,7 +41,10 @@ class Side:
     """One engine in its own process: JSON lines in, JSON lines out."""
 
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        # In a session of its own, so that Ctrl-C reaches this process only, whose end of the pipe is what ends a side.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True
+        )
         self._read()
 
     def measure(self, token_ids: list[int], num_decode: int) -> dict[str, float]:

@@ -90,7 +90,12 @@ class AttentionStep(Protocol):
 
 
 class Ops(Protocol):
-    """What a decoder computes with. Results of one request never depend on what else is in the step."""
+    """What a decoder computes with. What one request computes never reads what another one has in the step.
+
+    Whether its results are also equal *to the bit* whatever else is in the step, and however its tokens are divided
+    into steps, is a property of the implementation: `CpuOps` promises it; `TorchOps`, whose kernels choose their order
+    of summation by the number of rows, does not.
+    """
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Prepare a weight `[out, in]`. It may be repacked: the caller lets go of the original."""

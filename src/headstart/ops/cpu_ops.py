@@ -12,7 +12,10 @@ from headstart.ops.flash_shapes import FlashShapes, find_flash_shapes
 
 
 class CpuOps:
-    """The fast operations on CPU. One instance a model: it holds what was found out about the model's head size."""
+    """The fast operations on CPU, equal to the bit whatever a step is made of (decision 0007).
+
+    One instance a model: it holds what was found out about the model's head size.
+    """
 
     def __init__(self, head_dim: int) -> None:
         self.shapes: FlashShapes = find_flash_shapes(head_dim)

@@ -96,7 +96,7 @@ class TorchAttentionStep:
 
 
 class TorchOps:
-    """`Ops` in plain torch."""
+    """`Ops` in plain torch. Rounding depends on the number of rows of a step: equal up to that, not to the bit."""
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> TorchLinear:
         return TorchLinear(weight, bias)
