@@ -24,7 +24,7 @@ _SECTIONS = {"model": "Model", "cache": "KV cache", "scheduler": "Scheduler", "s
 
 
 def _default(setting: Setting) -> str:
-    if setting.default in (None, (), float("inf")):
+    if setting.default in (None, ()):
         return ""
     if setting.kind == "switch":
         return "on" if setting.default else "off"

@@ -60,7 +60,7 @@ def _type(setting: Setting) -> click.ParamType[Any] | type:
 
 def _default_text(setting: Setting) -> str:
     """How the default reads in the help; empty where the help text tells it itself."""
-    if setting.default in (None, (), float("inf")):
+    if setting.default in (None, ()):
         return ""
     if setting.kind == "switch":
         return f"  [default: {'on' if setting.default else 'off'}]"
