@@ -38,13 +38,13 @@ def create_app(
     tokenizer: Tokenizer,
     chat_template: ChatTemplate,
     config: Config,
-    defaults: SamplingDefaults = SamplingDefaults(),
+    defaults: SamplingDefaults | None = None,
 ) -> ASGIApp:
     """The HTTP API of one served model. The engine may still be starting: until it is ready, requests get 503.
 
     `defaults`: what requests get for sampling fields that they leave out.
     """
-    services = make_services(config, engine, tokenizer, chat_template, defaults)
+    services = make_services(config, engine, tokenizer, chat_template, defaults or SamplingDefaults())
     apis: tuple[Api, ...] = (ChatApi(services.prompts), CompletionsApi())
     warm_up(services, apis)
     app: ASGIApp = Starlette(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headstart.config import ServerConfig
 from headstart.core.request import SamplingParams
@@ -37,7 +37,8 @@ class Limits:
     max_priority: int
     default_max_tokens: int | None
     eos_token_ids: tuple[int, ...]
-    defaults: SamplingDefaults = SamplingDefaults()  # for sampling fields that the request leaves out
+    # For sampling fields that the request leaves out.
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     @classmethod
     def of(cls, server: ServerConfig, *, vocab_size: int, max_model_len: int, eos: tuple[int, ...]) -> Limits:

@@ -36,7 +36,7 @@ class Services:
     prompts: ChatPrompts
     collector: Collector
     pool: TextPool
-    defaults: SamplingDefaults = SamplingDefaults()
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
