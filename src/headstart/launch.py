@@ -16,8 +16,8 @@ from headstart.engine.async_engine import AsyncEngine, EngineLimits
 from headstart.engine.process import EngineProcess, python_command
 from headstart.hub import ModelFiles, Progress, resolve
 from headstart.hub.generation_config import SamplingDefaults, read_sampling_defaults
-from headstart.perf.checkpoint import check_checkpoint, check_vocabulary
-from headstart.perf.model_spec import ModelSpec, read_model_spec
+from headstart.perf.checkpoint import check_vocabulary, read_checked_spec
+from headstart.perf.model_spec import ModelSpec
 from headstart.text import ChatTemplate, Tokenizer
 
 
@@ -54,8 +54,7 @@ def load_model(config: Config, progress: Progress | None = None) -> LoadedModel:
     Raises `ModelError`. What only the weights' values can tell is left to the engine.
     """
     files = resolve(config.model.model, progress=progress)
-    spec = read_model_spec(files)
-    check_checkpoint(files, spec)
+    spec = read_checked_spec(files)
     tokenizer = Tokenizer.load(files)
     check_vocabulary(tokenizer.vocab_size, spec, files.name)
     template = ChatTemplate.load(files, tokenizer)

@@ -12,19 +12,26 @@ from pathlib import Path
 from headstart.hub import ModelError, ModelFiles
 from headstart.hub.gguf_reader import GGUFFile, GGUFTensor, gguf_reader
 from headstart.hub.safetensors_header import TensorEntry, safetensors_header
-from headstart.perf.model_spec import ModelSpec
+from headstart.perf.model_spec import ModelSpec, read_model_spec, spec_from_gguf
 from headstart.perf.tensors import GGUF_ROPE_FACTORS, LM_HEAD, expected_tensors, gguf_name
 
 _SAFETENSORS_DTYPES = ("F32", "F16", "BF16")
 _GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 
-def check_checkpoint(files: ModelFiles, spec: ModelSpec) -> None:
-    """Raises `ModelError`, one line naming the tensor, for what is missing, unexpected, misshapen or unsupported."""
+def read_checked_spec(files: ModelFiles) -> ModelSpec:
+    """`read_model_spec`, and the weights' headers agree with it. A GGUF file's is parsed once: that takes a while.
+
+    Raises `ModelError`, one line naming the tensor, also for what is missing, unexpected, misshapen or unsupported.
+    """
     if files.format == "gguf":
-        check_gguf(gguf_reader(files.weights[0]), spec)
+        file = gguf_reader(files.weights[0])
+        spec = spec_from_gguf(file)
+        check_gguf(file, spec)
     else:
+        spec = read_model_spec(files)
         check_safetensors(files.weights, spec)
+    return spec
 
 
 def check_vocabulary(num_tokens: int, spec: ModelSpec, where: str) -> None:
@@ -37,7 +44,7 @@ def check_vocabulary(num_tokens: int, spec: ModelSpec, where: str) -> None:
 
 
 def check_safetensors(paths: tuple[Path, ...], spec: ModelSpec) -> dict[str, TensorEntry]:
-    """All tensors of the files by name. Raises as `check_checkpoint`."""
+    """All tensors of the files by name. Raises as `read_checked_spec`."""
     found: dict[str, TensorEntry] = {}
     files: dict[str, Path] = {}
     for path in paths:
@@ -62,7 +69,7 @@ def check_safetensors(paths: tuple[Path, ...], spec: ModelSpec) -> dict[str, Ten
 
 
 def check_gguf(file: GGUFFile, spec: ModelSpec) -> None:
-    """Raises as `check_checkpoint`."""
+    """Raises as `read_checked_spec`."""
     _check_layers(spec, len(file.tensors), str(file.path))
     expected = {gguf_name(name): shape for name, shape in expected_tensors(spec).items()}
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
