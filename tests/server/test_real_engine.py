@@ -222,6 +222,42 @@ def test_metrics_of_real_work(real: Real) -> None:
     assert 'headstart_requests_finished_total{finish_reason="length"}' in text
 
 
+def test_choices_one_at_a_time_with_no_room_to_spare(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All places are taken from the beginning: while the first choice runs, nobody else gets those of the others."""
+    folder = make_stories_folder(tmp_path_factory.mktemp("narrow") / "stories")
+    config = Config(
+        model=ModelConfig(model=str(folder), threads=1),
+        cache=CacheConfig(kv_cache_memory=4 << 20),
+        scheduler=SchedulerConfig(max_num_seqs=1, max_num_waiting=1),
+    )
+    files = files_of_folder(folder)
+    tokenizer = Tokenizer.load(files)
+    engines: list[AsyncEngine] = []
+
+    def make_app() -> Any:
+        engines.append(launch_engine(config, files, read_model_spec(files)))
+        return create_app(engines[0], tokenizer, ChatTemplate.load(files, tokenizer), config)
+
+    async def end() -> None:
+        await engines[0].shutdown()
+
+    body = {"prompt": "Once upon a time, " * 4, "n": 2, "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with serving(make_app, end=end) as running:
+        wait_ready(running)
+        with running.client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            refused = httpx.post(f"{running.url}/v1/completions", json={"prompt": "a"}, trust_env=False)
+            rest = "\n".join(lines)
+        assert refused.status_code == 429
+        assert "event: error" not in rest
+        assert rest.count('"finish_reason":"length"') == 2
+        assert running.client.post("/v1/completions", json={**body, "n": 3}).status_code == 400
+        metrics = running.client.get("/metrics").text
+        assert "headstart_aborts_total 0" in metrics
+        assert 'headstart_requests_finished_total{finish_reason="refused"} 1' in metrics
+
+
 def test_a_killed_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
     """By itself, last: streams end with an error event, everything after gets 503, and nothing hangs."""
     folder = make_stories_folder(tmp_path_factory.mktemp("killed") / "stories")
