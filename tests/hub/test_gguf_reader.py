@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.hub import ModelError, gguf_reader
@@ -132,6 +132,7 @@ def test_the_file_that_is_damaged_below_is_whole() -> None:
     assert _read(_small_file()) == {"w": bytes(range(16))}
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_damage_is_an_error_or_another_file_but_never_a_crash(data: st.DataObject) -> None:
     body = bytearray(_small_file())

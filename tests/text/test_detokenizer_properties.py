@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.text import Detokenizer, Tokenizer
@@ -55,6 +55,7 @@ def first_stop(text: str, stop: tuple[str, ...]) -> tuple[int, int, str] | None:
     return None
 
 
+@settings(deadline=None)
 @given(st.data(), kinds, st.booleans())
 def test_joined_deltas_are_the_full_decode(data: st.DataObject, kind: str, skip: bool) -> None:
     tokenizer = TOKENIZERS[kind]()
@@ -63,6 +64,7 @@ def test_joined_deltas_are_the_full_decode(data: st.DataObject, kind: str, skip:
     assert streamed(Detokenizer(tokenizer, (), (), skip), batches) == tokenizer.decode(flat, skip)
 
 
+@settings(deadline=None)
 @given(st.data(), kinds, st.booleans())
 def test_a_completion_continues_its_prompt(data: st.DataObject, kind: str, skip: bool) -> None:
     tokenizer = TOKENIZERS[kind]()
@@ -74,6 +76,7 @@ def test_a_completion_continues_its_prompt(data: st.DataObject, kind: str, skip:
     assert tokenizer.decode(prompt, skip) + text == whole
 
 
+@settings(deadline=None)
 @given(st.data(), kinds, stops, st.booleans())
 def test_stop_strings_end_the_text_where_the_oracle_says(
     data: st.DataObject, kind: str, stop: tuple[str, ...], include: bool
@@ -93,6 +96,7 @@ def test_stop_strings_end_the_text_where_the_oracle_says(
         assert detokenizer.finish() == ""
 
 
+@settings(deadline=None)
 @given(st.data(), kinds, stops)
 def test_nothing_is_held_longer_than_it_must(data: st.DataObject, kind: str, stop: tuple[str, ...]) -> None:
     tokenizer = TOKENIZERS[kind]()

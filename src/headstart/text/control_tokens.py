@@ -41,9 +41,8 @@ class ControlTokens:
     def __init__(self, texts: Iterable[str]) -> None:
         """A token of one character cannot be told apart from that character and is left alone."""
         tokens = sorted({text for text in texts if len(text) > 1})
-        whole = _pattern(_trie(tokens)) if tokens else r"(?!)"
-        self._start = re.compile(f"(?={whole})", re.DOTALL)
-        self._match = re.compile(f"(?=({whole}))", re.DOTALL)
+        firsts = [f"{re.escape(first)}(?=({_pattern(rest)}))" for first, rest in _trie(tokens).items()]
+        self._token = re.compile("|".join(firsts) or "(?!)", re.DOTALL)  # takes the first character, looks at the rest
         self._longest = max(map(len, tokens), default=0)
         self._inner = "\0".join(tokens)
         self._beginnings = frozenset(text[:cut] for text in tokens for cut in range(1, len(text)))
@@ -76,14 +75,14 @@ class ControlTokens:
 
     def matches(self, text: str) -> list[tuple[int, int]]:
         """Where control tokens stand in `text`: (start, end), the longest at each start, overlapping ones too."""
-        return [match.span(1) for match in self._match.finditer(text)]
+        return [(found.start(), found.end(found.lastindex or 0)) for found in self._token.finditer(text)]
 
     def _is_suspect(self, text: str) -> bool:
         return any(map(text.__contains__, self._marks)) or self._only_words
 
     def _places(self, text: str) -> list[int]:
         """The characters to change: the first of each control token, and of a part of one where it touches a border."""
-        places = {match.start() for match in self._start.finditer(text)}
+        places = {found.start() for found in self._token.finditer(text)}
         first, last = len(text) - len(text.lstrip()), len(text.rstrip())
         for end in range(first + 1, min(last, first + self._longest) + 1):
             if text[first:end] in self._endings and _tells(text[first:end]):

@@ -5,7 +5,7 @@ Must not know requests, HTTP or chat; never imports torch or transformers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 
 from headstart.hub import ModelError, ModelFiles, gguf_reader, read_json
-from headstart.text.control_tokens import PromptText
+from headstart.text.control_tokens import Piece, PromptText
 from headstart.text.gguf_vocab import Vocabulary, vocabulary_of_gguf
 from headstart.text.prefix_space import without_prefix_space
 from headstart.text.token_bytes import ByteTable, decoder_state, piece_rules
@@ -64,27 +64,20 @@ class Tokenizer:
         Raises `ValueError` for text that is no valid Unicode (half of a surrogate pair).
         """
         if isinstance(text, PromptText):
-            return self._encode_pieces(text, add_special_tokens)
-        return self._encode(self._tokenizer, text, add_special_tokens)
+            return self._encode_pieces(text.pieces, add_special_tokens)
+        return _encode(self._tokenizer, [text], add_special_tokens)[0]
 
-    def _encode_pieces(self, text: PromptText, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = []
-        for piece in text.pieces:
-            ids += self._encode(self._continuing if piece.continues else self._tokenizer, piece.text, False)
+    def _encode_pieces(self, pieces: Sequence[Piece], add_special_tokens: bool) -> list[int]:
+        going_on = _encode(self._continuing, [piece.text for piece in pieces if piece.continues], False)
+        others = _encode(self._tokenizer, [piece.text for piece in pieces if not piece.continues], False)
+        sources = {True: iter(going_on), False: iter(others)}
+        ids = [token for piece in pieces for token in next(sources[piece.continues])]
         if not add_special_tokens:
             return ids
-        first = self._encode(self._tokenizer, text.pieces[0].text, False)
-        with_marks = self._encode(self._tokenizer, text.pieces[0].text, True)
-        before = next(start for start in range(len(with_marks)) if with_marks[start : start + len(first)] == first)
-        return [*with_marks[:before], *ids, *with_marks[before + len(first) :]]
-
-    @staticmethod
-    def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-        try:
-            return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except TypeError:  # what the library makes of a str that has no UTF-8
-            _check_unicode(text)
-            raise
+        first = others[0]  # a prompt begins with a piece that does not go on
+        (marked,) = _encode(self._tokenizer, [pieces[0].text], True)
+        before = next(start for start in range(len(marked)) if marked[start : start + len(first)] == first)
+        return [*marked[:before], *ids, *marked[before + len(first) :]]
 
     @cached_property
     def _continuing(self) -> tokenizers.Tokenizer:
@@ -105,6 +98,15 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The token alone as text, special or not; U+FFFD for parts of a character."""
         return self._bytes[token_id].decode("utf-8", "replace")
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+    try:
+        return [found.ids for found in tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]
+    except TypeError:  # what the library makes of a str that has no UTF-8
+        for text in texts:
+            _check_unicode(text)
+        raise
 
 
 def _check_unicode(text: str) -> None:
