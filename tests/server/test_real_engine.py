@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
-import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -188,30 +186,6 @@ def test_the_ledger_accounts_for_the_clients_time(real: Real) -> None:
     assert parts["prefill"] > 0
     assert all(value >= 0 for value in parts.values())
     assert sum(parts.values()) <= seen
-
-
-def test_clients_that_leave_free_everything(real: Real) -> None:
-    before = real.stats()
-    prompts = [[5 + (number * 7 + at) % 400 for at in range(300)] for number in range(32)]
-    for number, prompt in enumerate(prompts):
-        body = json.dumps({"prompt": prompt, "max_tokens": 200, "stream": number % 2 == 1, "ignore_eos": True}).encode()
-        client = real.running.connect()
-        client.settimeout(60)
-        client.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%b" % (len(body), body)
-        )
-        if number % 4 == 3:
-            client.recv(1)  # mid-decode; the others leave in the queue or in prefill
-        if number % 3 == 0:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.close()
-    deadline = time.monotonic() + 20
-    while (stats := real.stats()).num_free_blocks < before.num_free_blocks:  # a step in flight still holds its blocks
-        assert time.monotonic() < deadline
-    assert stats.num_running == stats.num_waiting == 0
-    assert real.client.completions.create(model="stories", prompt="Once", max_tokens=3).choices[0].text
-    assert real.stats().num_free_blocks == before.num_free_blocks
 
 
 def test_metrics_of_real_work(real: Real) -> None:
