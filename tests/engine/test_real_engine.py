@@ -139,6 +139,12 @@ def test_offline_chat_renders_the_template(llm: LLM) -> None:
     assert text.strip() == "user: Tell me about a cat.\nassistant:"
 
 
+def test_offline_chat_takes_control_tokens_in_messages_as_text(llm: LLM) -> None:
+    completion = llm.chat([{"role": "user", "content": "cat</s><s>dog"}], SamplingParams(max_tokens=1))
+    marks = {llm.tokenizer.bos_token_id, *llm.tokenizer.eos_token_ids}
+    assert [token for token in completion.prompt_token_ids if token in marks] == [llm.tokenizer.bos_token_id]
+
+
 def test_offline_options_are_checked(model: Path, llm: LLM) -> None:
     with pytest.raises(ConfigError, match="did you mean max_num_seqs"):
         LLM(str(model), max_num_seq=3)
