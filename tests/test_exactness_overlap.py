@@ -155,7 +155,7 @@ def requests(draw: st.DrawFn) -> list[EngineRequest]:
     return made
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     batch=requests(),
     depth=st.sampled_from([2, 3]),
