@@ -5,7 +5,6 @@ Started by `headstart.launch`; also what the offline `LLM` is made of.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
@@ -13,8 +12,6 @@ import sys
 from headstart.perf.openmp import spin_briefly
 
 spin_briefly(os.environ)  # torch is imported below
-if __name__ == "__main__":
-    gc.disable()  # until the engine is ready: importing torch alone would bring several full collections
 
 from headstart.config import Config  # noqa: E402
 from headstart.core.engine_core import EngineCore  # noqa: E402

@@ -155,12 +155,14 @@ def test_offline_options_are_checked(model: Path, llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "error", "message"),
     [
-        ({"max_model_len": 4096}, "4096.*512"),
-        ({"max_model_len": 512, "kv_cache_memory": 1 << 16}, "512"),
+        ({"max_model_len": 4096}, ConfigError, "4096.*512"),  # the model says it, before anything is loaded
+        ({"max_model_len": 512, "kv_cache_memory": 1 << 16}, StartupError, "512"),
     ],
 )
-def test_a_context_that_cannot_be_served_is_a_startup_error(model: Path, options: dict[str, int], message: str) -> None:
-    with pytest.raises(StartupError, match=message):
+def test_a_context_that_cannot_be_served_is_one_line(
+    model: Path, options: dict[str, int], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         LLM(str(model), threads=1, **options)

@@ -15,7 +15,6 @@ _THRESHOLDS = (20_000, 20, 50)
 
 def freeze_garbage_collector() -> None:
     """Collect once, look no more at what is left, and collect seldom from now on. Cheap when called again."""
-    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
