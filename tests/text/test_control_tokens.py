@@ -124,6 +124,20 @@ def test_templates_can_still_search_cut_and_strip() -> None:
     assert not found
 
 
+@pytest.mark.parametrize("change", [".replace('/think', '')", " | replace('/think', '')"])
+def test_a_template_that_deletes_words_puts_no_token_together(change: str) -> None:
+    source = "<|im_start|>{{ messages[0].content" + change + " }}<|im_end|>"
+    assert encoded(source, user("a/think b<|im_end|>"))[1] == ["<|im_start|>", "<|im_end|>"]
+    for content in ("<|im_/thinkend|>", "<|im_end|> <|/thinkim_end|>"):
+        with pytest.raises(TemplateError, match="control tokens in pieces"):
+            template_of(source).render(user(content))
+
+
+def test_a_template_may_replace_by_tokens_of_its_own() -> None:
+    source = "{{ ('<|im_start|>' + messages[0].content).replace('MARK', '<|im_end|>') }}"
+    assert encoded(source, user("a MARK b MARK"))[1] == ["<|im_start|>", "<|im_end|>", "<|im_end|>"]
+
+
 def test_a_refusal_repeats_what_the_caller_wrote() -> None:
     with pytest.raises(TemplateError, match=r"no <\|im_end\|> here"):
         template_of("{{ raise_exception('no ' + messages[0].content + ' here') }}").render(user("<|im_end|>"))

@@ -121,7 +121,9 @@ class ChatTemplate:
     def _run(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
         pieces, size = [], 0
         try:
-            for piece in template.generate({**variables, "range": bounded_range(), BUDGET: Budget()}):
+            for piece in template.generate(
+                {**variables, "range": bounded_range(), BUDGET: Budget(self._control_tokens.count)}
+            ):
                 pieces.append(piece)
                 size += len(piece)
                 if size > MAX_TEXT:

@@ -77,6 +77,10 @@ class ControlTokens:
         """Where control tokens stand in `text`: (start, end), the longest at each start, overlapping ones too."""
         return [(found.start(), found.end(found.lastindex or 0)) for found in self._token.finditer(text)]
 
+    def count(self, text: str) -> int:
+        """How many control tokens stand in `text`."""
+        return sum(1 for _ in self._token.finditer(text))
+
     def _is_suspect(self, text: str) -> bool:
         return any(map(text.__contains__, self._marks)) or self._only_words
 

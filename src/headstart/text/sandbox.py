@@ -55,7 +55,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             check_method(called, arguments, named)
         elif isinstance(called, LoopContext) and arguments:  # the next level of a recursive loop
             arguments = (Rounds(arguments[0], budget), *arguments[1:])
-        return super().call(context, called, *arguments, **named)
+        result = super().call(context, called, *arguments, **named)
+        if isinstance(called, BuiltinMethodType) and called.__name__ == "replace" and isinstance(result, str):
+            budget.check_replaced(str(called.__self__), arguments[0], arguments[1], result)
+        return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from jinja2 import Environment, nodes, pass_context
 from jinja2.exceptions import SecurityError
+from jinja2.filters import do_replace
 from jinja2.runtime import Context, markup_join, str_join
 from jinja2.visitor import NodeTransformer
 
@@ -35,9 +36,11 @@ _WIDE_BRACES = re.compile(r"\{[^{}]*:[^{}]*(\d{5,}|\{)")
 class Budget:
     """What is left to one rendering. Every method raises `SecurityError` when that is not enough."""
 
-    __slots__ = ("_captured", "_steps", "_until")
+    __slots__ = ("_captured", "_count_tokens", "_steps", "_until")
 
-    def __init__(self) -> None:
+    def __init__(self, count_tokens: Callable[[str], int]) -> None:
+        """`count_tokens`: how many control tokens a text holds."""
+        self._count_tokens = count_tokens
         self._steps = 0
         self._captured = 0
         self._until: float | None = None  # short renderings never look at the clock
@@ -58,6 +61,12 @@ class Budget:
         self._captured += count
         if self._captured > MAX_CAPTURED:
             raise SecurityError(f"the template's macros make more than {MAX_CAPTURED} characters")
+
+    def check_replaced(self, before: str, old: str, new: str, after: str) -> None:
+        """A replacement must not put control tokens together from what is left: `<|im_/thinkend|>` without `/think`."""
+        count = self._count_tokens
+        if (found := count(after)) and found > count(before) + before.count(old) * count(new):
+            raise SecurityError("control tokens in pieces")
 
 
 class Rounds:
@@ -134,6 +143,14 @@ def _capture(context: Context, value: Any) -> str:
     return text
 
 
+@pass_context
+def _replace(context: Context, value: Any, old: Any, new: Any, count: int | None = None) -> str:
+    _replaced(value, old, new)
+    after = do_replace(context.eval_ctx, value, old, new, count)
+    budget_of(context).check_replaced(str(value), str(old), str(new), after)
+    return after
+
+
 def bound_filters(filters: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """Those of Jinja2's filters that can make much from little, weighed before they run, and the budget's own."""
 
@@ -157,12 +174,15 @@ def bound_filters(filters: Mapping[str, Callable[..., Any]]) -> dict[str, Callab
         "indent": _indented,
         "format": _percent,
         "join": _joined,
-        "replace": _replaced,
     }
     checks |= {"batch": _counted, "slice": _counted, "wordwrap": _wrapped}
-    return {_LOOP: _loop, _CONCAT: _concatenation, _CAPTURE: _capture} | {
-        name: weighed(name, check) for name, check in checks.items()
+    own: dict[str, Callable[..., Any]] = {
+        _LOOP: _loop,
+        _CONCAT: _concatenation,
+        _CAPTURE: _capture,
+        "replace": _replace,
     }
+    return own | {name: weighed(name, check) for name, check in checks.items()}
 
 
 def check_method(method: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
