@@ -53,7 +53,7 @@ HELP = {
     "api_keys": "A key that clients must send as a bearer token; repeat for several.",
     API_KEY_FILE: "File with API keys, one a line.",
     "cors_origins": "Origin that browsers may call from, or *; repeat for several.",
-    "max_body_bytes": "Largest request body, such as 16MiB. [default: 1MiB + 32 bytes a token of context, up to 16MiB]",
+    "max_body_bytes": "Largest body, such as 16MiB. [default: 1MiB + 32 bytes a token of context, up to 16MiB]",
     "max_n": "Largest n (answers a request).",
     "max_logprobs": "Largest top_logprobs.",
     "max_priority": "Requests may ask for a priority from -N (goes first) to N.",
