@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple
 
 from headstart.config import SchedulerConfig
 from headstart.core.budget import StepBudget
@@ -25,17 +24,17 @@ from headstart.core.waiting_queue import WaitingQueue
 _REFRESHED_PER_STEP = 2
 
 
-class Grant(NamedTuple):
-    """One chunk with its owner: what `EngineCore` needs when the step retires."""
-
-    request: Request
-    chunk: ScheduledChunk
-    num_preemptions: int  # of the request when granted: if it rose since, the chunk's blocks are gone
+# One chunk with its owner and the owner's `num_preemptions` when it was granted: if that rose since, the chunk's blocks
+# are gone. A plain tuple, since it is made for every request in every step.
+Grant = tuple[Request, ScheduledChunk, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    grants: tuple[Grant, ...]
+    """`grants`: decodes first, `num_decodes` of them, then prefills."""
+
+    grants: list[Grant]
+    num_decodes: int
     new_requests: tuple[NewRequestData, ...]
     preempted: tuple[Request, ...]
 
@@ -87,17 +86,20 @@ class Scheduler:
         )
         # Who was just preempted for want of blocks must not take them back in the same step.
         self._schedule_prefills(grants, budget, admit=not preempted)
-        new_requests = tuple(self._introduce(grant.request) for grant in grants if not grant.request.known_to_worker)
-        return Schedule(tuple(grants), new_requests, tuple(preempted))
+        new_requests = tuple(
+            self._introduce(request) for request, _, _ in grants[num_decodes:] if not request.known_to_worker
+        )
+        return Schedule(grants, num_decodes, new_requests, tuple(preempted))
 
     def _schedule_decodes(self, grants: list[Grant], preempted: list[Request]) -> None:
         size = self._kv.block_size
         num_held_back = 0
+        running = RequestStatus.RUNNING
         for request in list(self._decoding.values()):
-            num_tokens = len(request.token_ids) + request.num_pending_tokens
-            if num_tokens >= request.max_num_tokens or request.status is not RequestStatus.RUNNING:
+            start, table = request.num_computed_tokens, request.block_table
+            if start + 1 >= request.max_num_tokens or request.status is not running:
                 continue  # what is in flight ends it, or it was just preempted
-            while request.num_computed_tokens >= len(request.block_table) * size and not self._kv.allocate_one(request):
+            while start >= len(table) * size and not self._kv.allocate_one(request):
                 if self._kv.num_releasing_blocks > num_held_back:
                     num_held_back += 1  # steps in flight will give it one: no further victim is needed
                     break
@@ -107,11 +109,11 @@ class Scheduler:
                 if victim is request:
                     break
             else:
-                grants.append(self._grant(request, 1))
+                grants.append(_grant(request, start, 1, True))
 
     def _victim(self, grants: list[Grant]) -> Request:
         """Who gives up its blocks: the last in order of arrival and priority that this step has granted nothing yet."""
-        granted = {grant.request.request_id for grant in grants}
+        granted = {request.request_id for request, _, _ in grants}
         running = (*self._decoding.values(), *self._prefilling.values())
         candidates = (request for request in running if request.request_id not in granted)
         return max(candidates, key=lambda request: (self._arrival_order.key(request.spec, 0), request.request_id))
@@ -137,9 +139,10 @@ class Scheduler:
             if count == 0:
                 return
             start = request.num_computed_tokens
-            grants.append(self._grant(request, count))
+            samples = count == request.num_remaining_tokens and request.samples
+            grants.append(_grant(request, start, count, samples))
             budget.spend(start, count)
-            if grants[-1].chunk.samples:
+            if samples:
                 self._decoding[request.request_id] = self._prefilling.pop(request.request_id)
 
     def _prefills_in_order(self, admit: bool) -> Iterator[Request]:
@@ -188,20 +191,6 @@ class Scheduler:
         num_cached = len(self._kv.match(request)) * self._kv.block_size
         return self._policy.key(request.spec, request.num_tokens - num_cached)
 
-    def _grant(self, request: Request, count: int) -> Grant:
-        start, table, sent = request.num_computed_tokens, request.block_table, request.num_sent_blocks
-        end = start + count
-        samples = end == len(request.token_ids) + request.num_pending_tokens and request.samples
-        block_ids = tuple(table[sent:]) if sent < len(table) else ()
-        request.num_sent_blocks = len(table)
-        request.num_computed_tokens = end
-        request.num_pending_tokens += samples
-        request.num_in_flight += 1
-        # Positional: this runs for every request in every step.
-        return Grant(
-            request, ScheduledChunk(request.request_id, start, count, sent, block_ids, samples), request.num_preemptions
-        )
-
     def _introduce(self, request: Request) -> NewRequestData:
         request.known_to_worker = True
         spec = request.spec
@@ -217,3 +206,19 @@ class Scheduler:
             assert request.num_computed_tokens <= request.num_tokens + request.num_pending_tokens
             assert len(request.block_table) * self._kv.block_size >= request.num_computed_tokens
         assert self.num_running <= self._config.max_num_seqs
+
+
+def _grant(request: Request, start: int, count: int, samples: bool) -> Grant:
+    table, sent = request.block_table, request.num_sent_blocks
+    num_blocks = len(table)
+    block_ids: tuple[int, ...] = ()
+    if sent < num_blocks:
+        block_ids = tuple(table[sent:])
+        request.num_sent_blocks = num_blocks
+    request.num_computed_tokens = start + count
+    request.num_pending_tokens += samples
+    request.num_in_flight += 1
+    # Made by tuple's own constructor, three times as fast: this runs for every request in every step.
+    fields = (request.request_id, start, count, sent, block_ids, samples)
+    chunk: ScheduledChunk = tuple.__new__(ScheduledChunk, fields)
+    return request, chunk, request.num_preemptions
