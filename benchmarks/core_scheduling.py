@@ -26,6 +26,7 @@ from headstart.config import SchedulerConfig
 from headstart.core.engine_core import EngineCore
 from headstart.core.request import EngineRequest, SamplingParams
 from headstart.core.step import ChunkOutput, ModelOutput, SchedulerOutput
+from headstart.perf.garbage import freeze_garbage_collector
 
 BAR_US = 300.0
 NUM_RUNNING, NUM_WAITING = 64, 1000
@@ -109,8 +110,7 @@ def measure(case: Case) -> Measured:
     for _ in range(case.warm_steps):
         load.top_up()
         load.step()
-    gc.collect()
-    gc.freeze()
+    freeze_garbage_collector()  # as the engine process does once it is ready
     times, running = [], []
     for _ in range(case.num_steps):
         load.top_up()
