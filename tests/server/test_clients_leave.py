@@ -34,7 +34,6 @@ from tests.server.harness import Running, serving
 WAVES = 20
 DECODING, WAITING = 3, 6  # of a wave; one more is in prefill
 SLOW_PREFILL = SchedulerConfig(max_num_seqs=DECODING + 1, max_num_batched_tokens=64, mixed_step_tokens=2)
-NUM_NORMAL = 15
 
 
 @dataclass(frozen=True)
@@ -124,20 +123,16 @@ def build_wave(served: Served, rng: random.Random, before: CoreStats) -> dict[st
     return {"decode": decoding, "prefill": prefill, "queue": waiting}
 
 
-def normal_seconds(served: Served, rng: random.Random) -> float:
-    """The best of some: what the server can do, whatever else the machine does just now."""
-    times = []
-    for _ in range(NUM_NORMAL):
-        began = time.perf_counter()
-        body = {"prompt": prompt_of(rng, 60), "max_tokens": 8, "ignore_eos": True}
-        assert served.running.client.post("/v1/completions", json=body).status_code == 200
-        times.append(time.perf_counter() - began)
-    return min(times)
+def ask_normally(served: Served, rng: random.Random) -> None:
+    body = {"prompt": prompt_of(rng, 60), "max_tokens": 8, "ignore_eos": True}
+    answer = served.running.client.post("/v1/completions", json=body)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 8
 
 
 def test_two_hundred_clients_that_leave_free_everything(served: Served) -> None:
     rng = random.Random(0)
-    seconds = normal_seconds(served, rng)
+    ask_normally(served, rng)
     before, tasks = served.stats(), served.num_tasks()
     assert before.num_free_blocks == before.num_blocks
     left: Counter[tuple[str, str]] = Counter()
@@ -159,7 +154,7 @@ def test_two_hundred_clients_that_leave_free_everything(served: Served) -> None:
     assert left["prefill", "unanswered"] > WAVES * 0.7
     assert left["queue", "unanswered"] > WAVES * WAITING * 0.7
     assert after.aborts - before.aborts > 200 * 0.9
-    assert normal_seconds(served, rng) < 2 * seconds
+    ask_normally(served, rng)  # how fast, is for the benchmark to say
     served.running.client.close()
     deadline = time.monotonic() + 10
     while served.num_tasks() > tasks:
