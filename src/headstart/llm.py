@@ -22,7 +22,7 @@ from headstart.engine.ipc import EngineInfo
 from headstart.hub import Progress
 from headstart.launch import load_model
 from headstart.replica import build_engine
-from headstart.settings import SETTINGS, did_you_mean, settle
+from headstart.settings import SETTINGS, did_you_mean, from_value, settle
 from headstart.text import Detokenizer
 
 Prompt = str | Sequence[int]
@@ -81,8 +81,10 @@ class LLM(AbstractContextManager["LLM"]):
         """Complete all prompts (texts or token ids), batched and scheduled as the server would; results in order.
 
         `params`: one for all or one each; default: greedy, up to the context. The model's end-of-sequence ids stop a
-        completion unless `ignore_eos`. Raises `RequestRefused` for a prompt that is empty or too long.
+        completion unless `ignore_eos`. Raises `RequestRefused` for a prompt that is empty or too long, `TypeError` for
+        what is no list of prompts.
         """
+        _check_prompts(prompts)
         requests = [
             self._request(prompt, one, ignore_eos)
             for prompt, one in zip(prompts, _spread(params, self.info, len(prompts)), strict=True)
@@ -178,7 +180,18 @@ def _settle(options: Mapping[str, Any]) -> Config:
     for name in options:
         if name not in _OPTIONS:
             raise ConfigError(f"unknown option {name}; {did_you_mean(name, _OPTIONS)}")
-    return settle(options, env={})
+    given = {name: from_value(name, value) for name, value in options.items() if value is not None}
+    return settle(given, env={})
+
+
+def _check_prompts(prompts: object) -> None:
+    """One text alone would pass for a list of one-letter prompts."""
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Sequence):
+        raise TypeError(f"prompts must be a list of texts or of lists of token ids, not {type(prompts).__name__}")
+    for index, prompt in enumerate(prompts):
+        is_ids = isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt)
+        if not isinstance(prompt, str) and not is_ids:
+            raise TypeError(f"prompt {index} must be a text or a list of token ids, not {type(prompt).__name__}")
 
 
 def _spread(

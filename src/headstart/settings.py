@@ -182,6 +182,14 @@ def _check_choice(setting: Setting, text: str) -> str:
     return text
 
 
+def from_value(name: str, value: object) -> Any:
+    """The setting `name` from a caller's Python value, of the types that the TOML file takes. Raises `ConfigError`."""
+    try:
+        return _from_toml(_BY_NAME[name], value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
 def _from_toml(setting: Setting, value: object) -> Any:
     """A value from a TOML file, whose types are strict except that a size may be a string."""
     is_integer = isinstance(value, int) and not isinstance(value, bool)

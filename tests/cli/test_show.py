@@ -60,7 +60,9 @@ def test_progress_shows_one_bar_a_stage() -> None:
     with TerminalProgress(console) as progress:
         progress("download", 1 << 20, 2 << 20)
         progress("download", 2 << 20, 2 << 20)
+        progress("warm-up", 3, 8)
         progress("load weights", 0, None)
-    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown_by(console)).strip().splitlines()[-2:]
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown_by(console)).strip().splitlines()[-3:]
     assert re.search(r"✓.* download .*2\.0/2\.0 MiB", last[0])
-    assert "load weights" in last[1]
+    assert re.search(r"warm-up .*3/8 steps", last[1]), "steps are no bytes"
+    assert "load weights" in last[2]

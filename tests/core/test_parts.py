@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headstart.core.block_pool import BlockPool
 from headstart.core.budget import StepBudget, work_of
 from headstart.core.radix_cache import RadixCache
-from headstart.core.request import Request
+from headstart.core.request import Request, SamplingParams
 from headstart.core.waiting_queue import WaitingQueue
 from tests.core.harness import make_spec
 
@@ -133,3 +133,24 @@ class TestWaitingQueue:
             queue.rekey(requests[0], key + 1)
         assert len(queue._heap) < 100
         assert queue.peek() is requests[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", float("nan")),
+        ("temperature", -1.0),
+        ("top_p", 0.0),
+        ("top_p", 5.0),
+        ("top_k", -5),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
+        ("seed", 2**70),
+        ("seed", -1),
+        ("max_tokens", -1),
+        ("logprobs", -1),
+    ],
+)
+def test_sampling_parameters_that_mean_nothing_are_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**{"max_tokens": 1, field: value})  # type: ignore[arg-type]

@@ -171,7 +171,7 @@ async def test_what_the_engine_refuses_reaches_its_stream_alone(start: Start) ->
     with pytest.raises(RequestRefused, match="no tokens"):
         await collect(engine, make_request("empty", ()))
     with pytest.raises(RequestRefused, match="cannot send"):
-        await collect(engine, make_request("wide", seed=1 << 80))
+        await collect(engine, make_request("wide", (1 << 80,)))
     outputs = await collect(engine, make_request("bad", (ERROR_TOKEN,)))
     assert (outputs[-1].finish_reason, outputs[-1].error) == (FinishReason.ERROR, "the logits are not finite")
     assert await num_tokens(engine, make_request("good")) == 4
@@ -232,11 +232,12 @@ async def open_streams(engine: AsyncEngine) -> list[asyncio.Task[list[RequestOut
     return streams
 
 
-async def test_a_killed_engine_ends_every_stream_at_once(start: Start) -> None:
+async def test_a_killed_engine_ends_every_stream_at_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     engine = start(Script(hold_context=8))
     streams = await open_streams(engine)
     os.kill(engine.pid, signal.SIGKILL)
     await assert_dead(engine, streams, "killed by SIGKILL")
+    assert [record.levelname for record in caplog.records if "killed by SIGKILL" in record.message] == ["ERROR"]
 
 
 async def test_a_frozen_engine_is_noticed_and_killed(start: Start) -> None:

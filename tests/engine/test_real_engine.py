@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,8 +151,21 @@ def test_offline_options_are_checked(model: Path, llm: LLM) -> None:
         LLM(str(model), max_num_seq=3)
     with pytest.raises(ConfigError, match="unknown option port"):
         LLM(str(model), port=3)
+    with pytest.raises(ConfigError, match=r"kv_cache_memory: 'two' is not a size"):
+        LLM(str(model), kv_cache_memory="two")
+    with pytest.raises(ConfigError, match=r"threads: '2' is not a whole number"):
+        LLM(str(model), threads="2")
+    with pytest.raises(ConfigError, match=r"model: 5 is not a string"):
+        LLM(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 prompts but 1"):
         llm.generate(["a", "b"], [GREEDY])
+
+
+@pytest.mark.parametrize("prompts", ["Once", {"a": 1}, None, [None], [["a"]], 5])
+def test_offline_prompts_that_are_none_are_refused_and_the_engine_goes_on(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(TypeError, match="prompt"):
+        llm.generate(prompts, GREEDY)
+    assert llm.generate(["Once"], GREEDY)[0].token_ids
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from contextlib import ExitStack
+
+with contextlib.suppress(
+    ImportError
+):  # a Python without it reads lines the terminal's way: 4,095 characters, no editing
+    import readline  # noqa: F401 (makes input() edit, recall and paste)
 
 import click
 from rich.console import Console

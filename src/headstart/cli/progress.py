@@ -5,7 +5,33 @@ from __future__ import annotations
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+_STEPS = frozenset({"warm-up"})  # stages that count steps; the others count bytes
+
+
+class _Amount(ProgressColumn):
+    """How much is done: of steps or of bytes, as the stage counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes = DownloadColumn(binary_units=True)
+
+    def render(self, task: Task) -> Text:
+        if task.description not in _STEPS:
+            return self._bytes.render(task)
+        return Text(f"{task.completed:.0f}/{task.total or 0:.0f} steps", style="progress.download")
 
 
 class TerminalProgress:
@@ -17,7 +43,7 @@ class TerminalProgress:
             SpinnerColumn(finished_text="[green]✓"),
             TextColumn("{task.description}"),
             BarColumn(bar_width=32),
-            DownloadColumn(binary_units=True),
+            _Amount(),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=self._console,
             disable=not self._console.is_terminal,

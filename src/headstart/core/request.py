@@ -20,9 +20,26 @@ class FinishReason(enum.Enum):
     ERROR = "error"  # this request could not be computed
 
 
+_SAMPLING_RANGES = (
+    ("max_tokens", 0, 2**31),
+    ("temperature", 0.0, 1e6),
+    ("top_k", 0, 2**31),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 0.0, 1e3),
+    ("presence_penalty", -1e3, 1e3),
+    ("frequency_penalty", -1e3, 1e3),
+    ("seed", 0, 2**64 - 1),
+    ("logprobs", 0, 2**31),
+    ("prompt_logprobs", 0, 2**31),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. Every field is settled: whoever makes one has applied defaults and limits.
+
+    Raises `ValueError` naming the field for a value that means nothing.
 
     `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` and the neutral penalties mean "off".
     `seed` is always set; the n-th sampled token of a request depends on `(seed, n)` and its logits only.
@@ -43,6 +60,17 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no sampler can do, where it is made: beyond this point it would cost others their engine."""
+        for name, low, high in _SAMPLING_RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:  # also refuses NaN
+                raise ValueError(f"{name} is {value}; it must be from {low:g} to {high:g}")
+        if self.repetition_penalty == 0:
+            raise ValueError("repetition_penalty is 0; it must be greater than 0 (1 turns it off)")
+        if self.top_p == 0:
+            raise ValueError("top_p is 0; it must be greater than 0 (for the most likely token only: temperature=0)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,10 +299,12 @@ class AsyncEngine:
             how = self._process.how_it_ended()
             self._die(how if self._info is not None else f"{how} while it was starting")
 
-    def _die(self, why: str, grace: float = 0.0) -> None:
-        """From here on everything is refused; everybody who waits is told."""
+    def _die(self, why: str, grace: float = 0.0, *, wanted: bool = False) -> None:
+        """From here on everything is refused; everybody who waits is told, and, unless it was `wanted`, the log."""
         if self._state is EngineState.DEAD:
             return
+        if self._state is EngineState.READY and not wanted:
+            logger.error("%s; every request gets 503 from now on: restart the server", why)
         self._state = EngineState.DEAD
         self._why_dead = why
         if self._tick_timer is not None:
@@ -329,8 +331,8 @@ class AsyncEngine:
         if self._state is EngineState.READY:
             with contextlib.suppress(EngineDeadError):
                 self._send(Shutdown())
-            self._die("the engine was shut down", grace)
+            self._die("the engine was shut down", grace, wanted=True)
         else:
-            self._die("the engine was shut down")
+            self._die("the engine was shut down", wanted=True)
         if self._burial is not None:
             await asyncio.shield(self._burial)
