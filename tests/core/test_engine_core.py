@@ -146,3 +146,15 @@ def test_stats_count_tokens_by_kind() -> None:
     stats = driver.core.stats()
     assert (stats.prompt_tokens_computed, stats.prompt_tokens_cached, stats.generated_tokens) == (20, 12, 8)
     assert stats.finished == 2
+
+
+def test_a_prefill_beside_decodes_has_its_share_of_all_the_work() -> None:
+    core = make_core(max_num_batched_tokens=40, mixed_step_tokens=20, max_num_seqs=8, attention_horizon=10)
+    driver = Driver.of(core)
+    driver.add(make_spec("a", prompt(8)))
+    driver.step()
+    driver.add(make_spec("b", prompt(4, 1), arrival=1))
+    driver.step()
+    retired = [event for event in core.take_events() if isinstance(event, StepRetired)]
+    decode, prefill = 1 + (8 + 0.5) / 10, 4 + (4 * 4 / 2) / 10
+    assert retired[-1].shares == (("b", pytest.approx(prefill / (prefill + decode))),)

@@ -192,11 +192,14 @@ class EngineCore:
 
     def _shares(self, step: _StepInFlight) -> tuple[tuple[str, float], ...]:
         """Of those who have no token yet; they are among the prefills."""
-        works = [work_of(chunk.start, chunk.num_scheduled_tokens, self._horizon) for _, chunk, _ in step.grants]
-        total = sum(works)
+        prefills = step.grants[step.num_decodes :]
+        works = [work_of(chunk.start, chunk.num_scheduled_tokens, self._horizon) for _, chunk, _ in prefills]
+        # What `work_of` says of the decodes, summed at once: they are many.
+        contexts = sum([chunk.start for _, chunk, _ in step.grants[: step.num_decodes]])
+        total = sum(works) + step.num_decodes + (contexts + step.num_decodes / 2) / self._horizon
         return tuple(
             (request.request_id, work / total)
-            for (request, _, _), work in zip(step.grants[step.num_decodes :], works[step.num_decodes :], strict=True)
+            for (request, _, _), work in zip(prefills, works, strict=True)
             if not request.has_token and request.status is not RequestStatus.FINISHED
         )
 
