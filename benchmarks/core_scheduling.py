@@ -123,7 +123,7 @@ def measure(case: Case) -> Measured:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500, help="steps a round (default 500)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, interleaved; the median counts (default 3)")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds, interleaved; the median counts (default 9)")
     parser.add_argument("--json", type=Path, help="write the numbers there")
     args = parser.parse_args()
     policies: tuple[Literal["srpf", "fcfs"], ...] = ("srpf", "fcfs")

@@ -18,10 +18,10 @@ from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, Requ
 from headstart.core.events import Event, RequestAdded, RequestFinished, RequestPreempted, StepRetired
 from headstart.core.kv_cache_manager import KVCacheManager
 from headstart.core.request import EngineRequest, FinishReason, Request, RequestStatus
-from headstart.core.scheduler import Grant, Scheduler
-from headstart.core.step import ChunkOutput, ModelOutput, RequestOutput, SchedulerOutput, TokenLogprob
+from headstart.core.scheduler import Schedule, Scheduler
+from headstart.core.step import ChunkOutput, ModelOutput, RequestOutput, ScheduledChunk, SchedulerOutput, TokenLogprob
 
-_FINISHED = RequestStatus.FINISHED
+_FINISHED, _RUNNING = RequestStatus.FINISHED, RequestStatus.RUNNING
 # Tuple's own constructor, three times as fast as the named tuple's: outputs are made for every request in every step.
 _make_output: Callable[[type[RequestOutput], tuple[object, ...]], RequestOutput] = tuple.__new__
 
@@ -61,8 +61,7 @@ class CoreStats:
 class _StepInFlight:
     step_id: int
     begin_time: float
-    grants: list[Grant]
-    num_decodes: int
+    granted: Schedule
 
 
 class EngineCore:
@@ -135,17 +134,17 @@ class EngineCore:
         for request in schedule.preempted:
             self._counters.preemptions += 1
             self._events.append(RequestPreempted(request.request_id, now))
-        if not schedule.grants and not self._forgettable:
+        if not schedule.chunks and not self._forgettable:
             return None
         step = SchedulerOutput(
             step_id=self._next_step_id,
             new_requests=schedule.new_requests,
-            chunks=tuple([chunk for _, chunk, _ in schedule.grants]),
+            chunks=tuple(schedule.chunks),
             finished_request_ids=tuple(self._forgettable),
         )
         self._forgettable.clear()
         self._next_step_id += 1
-        self._in_flight.append(_StepInFlight(step.step_id, now, schedule.grants, schedule.num_decodes))
+        self._in_flight.append(_StepInFlight(step.step_id, now, schedule))
         self._kv.begin_step(step.step_id)
         return step
 
@@ -153,13 +152,42 @@ class EngineCore:
         """Take in the result of the oldest step in flight. Returns the news of its requests, and of earlier aborts."""
         step = self._in_flight.popleft()
         assert output.step_id == step.step_id, "steps retire in order"
-        assert len(output.chunks) == len(step.grants), "a step's result has one entry a chunk"
+        granted = step.granted
+        assert len(output.chunks) == len(granted.chunks), "a step's result has one entry a chunk"
         outputs = self.take_outputs()
         self._note_step(step, output, now)
-        for grant, result in zip(step.grants, output.chunks, strict=True):
-            news = self._retire(grant, result, now)
+        num_goes_on = 0
+        size = self._block_size
+        for request, chunk, result in zip(granted.requests, granted.chunks, output.chunks, strict=True):
+            answered, token_ids, logprobs, prompt_logprobs, error = result
+            request_id, start, count, _, _, samples = chunk
+            assert answered == request_id
+            request.num_in_flight -= 1
+            request.num_pending_tokens -= samples
+            known = request.token_ids
+            num_tokens = len(known) + 1
+            if (
+                request.has_token
+                and len(token_ids) == 1
+                and start + count < (request.num_indexed_blocks + 1) * size
+                and num_tokens < request.max_num_tokens
+                and request.status is _RUNNING
+                and error is None
+                and not prompt_logprobs
+                and token_ids[0] not in request.stop_token_ids
+            ):
+                # A decode that goes on, without a call further: most requests, in every step.
+                known.append(token_ids[0])
+                num_goes_on += 1
+                made = num_tokens - request.num_prompt_tokens
+                cached, preemptions = request.num_cached_tokens, request.num_preemptions
+                in_order = (request_id, token_ids, logprobs, (), None, None, None, cached, made, preemptions, now, ())
+                outputs.append(_make_output(RequestOutput, in_order))
+                continue
+            news = self._retire(request, chunk, result, now)
             if news is not None:
                 outputs.append(news)
+        self._counters.generated_tokens += num_goes_on
         self._kv.retire_step(step.step_id)
         return outputs
 
@@ -185,56 +213,44 @@ class EngineCore:
 
     def _note_step(self, step: _StepInFlight, output: ModelOutput, now: float) -> None:
         shares: tuple[tuple[str, float], ...] = ()
-        num_tokens = step.num_decodes
-        if len(step.grants) > step.num_decodes:
-            shares = self._shares(step)
-            num_prefilled = sum(chunk.num_scheduled_tokens for _, chunk, _ in step.grants[step.num_decodes :])
+        num_tokens = num_decodes = step.granted.num_decodes
+        prefills = step.granted.chunks[num_decodes:]
+        if prefills:
+            shares = self._shares(step.granted, prefills)
+            num_prefilled = sum(chunk.num_scheduled_tokens for chunk in prefills)
             self._counters.prompt_tokens_computed += num_prefilled
             num_tokens += num_prefilled
         self._counters.steps += 1
         self._events.append(StepRetired(step.step_id, step.begin_time, now, output.sample_seconds, num_tokens, shares))
 
-    def _shares(self, step: _StepInFlight) -> tuple[tuple[str, float], ...]:
+    def _shares(self, granted: Schedule, prefills: list[ScheduledChunk]) -> tuple[tuple[str, float], ...]:
         """Of those who have no token yet; they are among the prefills."""
-        prefills = step.grants[step.num_decodes :]
-        works = [work_of(chunk.start, chunk.num_scheduled_tokens, self._horizon) for _, chunk, _ in prefills]
+        num_decodes = granted.num_decodes
+        works = [work_of(chunk.start, chunk.num_scheduled_tokens, self._horizon) for chunk in prefills]
         # What `work_of` says of the decodes, summed at once: they are many.
-        contexts = sum([chunk.start for _, chunk, _ in step.grants[: step.num_decodes]])
-        total = sum(works) + step.num_decodes + (contexts + step.num_decodes / 2) / self._horizon
+        contexts = sum([chunk.start for chunk in granted.chunks[:num_decodes]])
+        total = sum(works) + num_decodes + (contexts + num_decodes / 2) / self._horizon
         return tuple(
             (request.request_id, work / total)
-            for (request, _, _), work in zip(prefills, works, strict=True)
+            for request, work in zip(granted.requests[num_decodes:], works, strict=True)
             if not request.has_token and request.status is not RequestStatus.FINISHED
         )
 
-    def _retire(self, grant: Grant, result: ChunkOutput, now: float) -> RequestOutput | None:
-        request, chunk, num_preemptions = grant
-        request_id, start, count, _, _, samples = chunk
-        answered, token_ids, logprobs, prompt_logprobs, error = result
-        assert answered == request_id
-        request.num_in_flight -= 1
-        request.num_pending_tokens -= samples
-        if request.status is _FINISHED:
+    def _retire(self, request: Request, chunk: ScheduledChunk, result: ChunkOutput, now: float) -> RequestOutput | None:
+        """Everything but the usual case: a block is full, a first or last token, an error, a part of a prefill."""
+        _, token_ids, logprobs, prompt_logprobs, error = result
+        status = request.status
+        if status is _FINISHED:
             return None  # it ended while this step was in flight: whatever came of it is dropped
         if error is not None:
             return self._finish(request, FinishReason.ERROR, now, error=error)
-        end, preemptions = start + count, request.num_preemptions
-        if end >= (request.num_indexed_blocks + 1) * self._block_size and preemptions == num_preemptions:
+        end = chunk.start + chunk.num_scheduled_tokens
+        # A request that was preempted since holds no block; it is not admitted again before its steps retired.
+        if end >= (request.num_indexed_blocks + 1) * self._block_size and status is _RUNNING:
             self._kv.index(request, end)
         if prompt_logprobs:
-            prompt_logprobs = self._new_prompt_logprobs(request, start, prompt_logprobs)
-        elif len(token_ids) == 1 and request.has_token and token_ids[0] not in request.stop_token_ids:
-            # The usual case, a decode that goes on, without a call further: most requests, in every step.
-            known = request.token_ids
-            num_tokens = len(known) + 1
-            if num_tokens < request.max_num_tokens:
-                known.append(token_ids[0])
-                self._counters.generated_tokens += 1
-                made = num_tokens - request.num_prompt_tokens
-                cached = request.num_cached_tokens
-                in_order = (request_id, token_ids, logprobs, (), None, None, None, cached, made, preemptions, now, ())
-                return _make_output(RequestOutput, in_order)
-        if samples:
+            prompt_logprobs = self._new_prompt_logprobs(request, chunk.start, prompt_logprobs)
+        if chunk.samples:
             return self._take_tokens(request, token_ids, logprobs, prompt_logprobs, now)
         if not request.samples and request.num_remaining_tokens == 0:
             return self._finish(request, FinishReason.LENGTH, now, prompt_logprobs=prompt_logprobs)
@@ -309,7 +325,7 @@ class EngineCore:
         self._kv.check_invariants(self._requests.values())
         alive: Iterable[Request] = self._requests.values()
         for request in alive:
-            uses = sum(owner is request for step in self._in_flight for owner, _, _ in step.grants)
+            uses = sum(owner is request for step in self._in_flight for owner in step.granted.requests)
             assert request.num_in_flight == uses
         if not self._requests and not self._in_flight:
             assert self._kv.num_free_blocks == self._num_blocks, "blocks leaked"
