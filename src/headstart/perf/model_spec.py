@@ -5,13 +5,13 @@ Owns `ModelSpec` and its reading. No torch: the control tower sizes and predicts
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from headstart.hub import ModelError, ModelFiles, read_json
 from headstart.hub.gguf_reader import GGUFFile, gguf_reader
+from headstart.perf.fields import Fields
 from headstart.perf.rope_spec import RopeSpec, rope_from_config, yarn_attention_factor
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3"]
@@ -84,7 +84,7 @@ def read_model_spec(files: ModelFiles) -> ModelSpec:
 
 def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
     """From the content of a config.json; `where` names it in errors."""
-    fields = _Fields(config, where)
+    fields = Fields(config, where)
     architecture = _architecture(config.get("model_type"), where)
     act = config.get("hidden_act", "silu")
     if act not in ("silu", "swish"):
@@ -126,7 +126,7 @@ def spec_from_gguf(file: GGUFFile) -> ModelSpec:
     where = str(file.path)
     name = file.require("general.architecture", str)
     architecture = _architecture(name, where)
-    fields = _Fields(
+    fields = Fields(
         {key.removeprefix(name + "."): value for key, value in file.metadata.items() if key.startswith(name + ".")},
         where,
     )
@@ -179,7 +179,7 @@ def _architecture(name: object, where: str) -> Architecture:
     raise ModelError(f"{where}: the architecture {name!r} is not supported (supported: {known_names})")
 
 
-def _sliding_window(fields: _Fields, architecture: Architecture) -> int | None:
+def _sliding_window(fields: Fields, architecture: Architecture) -> int | None:
     """The window, where any layer uses one. Qwen and SmolLM3 name a window that they use only if told to."""
     if architecture != "mistral" and not fields.flag("use_sliding_window", False):
         return None
@@ -196,7 +196,7 @@ def _stretched(max_positions: int, rope: RopeSpec) -> int:
     return int(min(max(max_positions, original * rope.factor), _MAX_CONTEXT))
 
 
-def _no_rope_layers(fields: _Fields, num_layers: int) -> tuple[int, ...]:
+def _no_rope_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
     """SmolLM3: `no_rope_layers[i]` is 0 where layer i has *no* rotary embedding; default: each interval-th."""
     flags = fields.values.get("no_rope_layers")
     if flags is None:
@@ -207,7 +207,7 @@ def _no_rope_layers(fields: _Fields, num_layers: int) -> tuple[int, ...]:
     return tuple(layer for layer, has_rope in enumerate(flags) if not has_rope)
 
 
-def _gguf_rope(fields: _Fields, context: int, *, interleaved: bool) -> RopeSpec:
+def _gguf_rope(fields: Fields, context: int, *, interleaved: bool) -> RopeSpec:
     """Llama 3's scaling is no metadata in GGUF: its factors are the tensor rope_freqs.weight (see the loader)."""
     theta = fields.number("rope.freq_base", 10_000.0)
     kind = fields.values.get("rope.scaling.type", "none")
@@ -244,39 +244,3 @@ def _checked(spec: ModelSpec, where: str) -> ModelSpec:
     if spec.rms_norm_eps <= 0:
         raise ModelError(f"{where}: rms_norm_eps is {spec.rms_norm_eps}, it must be positive")
     return spec
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """Typed reading of a JSON object or GGUF metadata; null counts as absent. Errors name the field and the file."""
-
-    values: Mapping[str, Any]
-    where: str
-
-    def count(self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 40) -> int:
-        value = self.values.get(key)
-        if value is None:
-            if default is None:
-                raise ModelError(f"{self.where}: {key} is missing: the file is no complete model")
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ModelError(f"{self.where}: {key} is {value!r}, expected a whole number of at least {low}")
-        if value > high:
-            raise ModelError(f"{self.where}: {key} is {value}, but at most {high} can be: the file is damaged")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ModelError(f"{self.where}: {key} is {value!r}, expected a number")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ModelError(f"{self.where}: {key} is {value!r}, expected true or false")
-        return value

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.hub import ModelError
+from headstart.perf.fields import Fields
 
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
 
@@ -59,11 +60,11 @@ def rope_from_config(config: Mapping[str, Any], where: str) -> RopeSpec:
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         raise ModelError(f"{where}: rope_scaling is no object")
-    numbers = _Numbers({**config, **scaling}, where)
-    theta = numbers.get("rope_theta", 10_000.0)
+    fields = Fields({**config, **scaling}, where)
+    theta = fields.number("rope_theta", 10_000.0)
     if theta <= 1.0:
         raise ModelError(f"{where}: rope_theta is {theta}, it must be above 1")
-    if numbers.get("partial_rotary_factor", 1.0) != 1.0:
+    if fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise ModelError(f"{where}: partial_rotary_factor is not supported (only whole-head rotary embedding is)")
     kind = scaling.get("rope_type", scaling.get("type", "default")) or "default"
     if kind == "default":
@@ -74,25 +75,25 @@ def rope_from_config(config: Mapping[str, Any], where: str) -> RopeSpec:
     unknown = sorted(key for key in scaling if key not in known | _INERT_KEYS | {"partial_rotary_factor"})
     if unknown:
         raise ModelError(f"{where}: rope scaling {kind} has the unknown parameter {unknown[0]!r}")
-    max_positions = int(numbers.get("max_position_embeddings", 0))
-    original = int(numbers.get("original_max_position_embeddings", max_positions))
+    max_positions = int(fields.number("max_position_embeddings", 0))
+    original = int(fields.number("original_max_position_embeddings", max_positions))
     if kind == "yarn" and scaling.get("factor") is None and original > 0:
         factor = max_positions / original
     else:
-        factor = numbers.require("factor")
+        factor = fields.number("factor")
     if factor <= 0 or (kind != "linear" and original <= 0):
         raise ModelError(f"{where}: rope scaling {kind} needs a positive factor and original_max_position_embeddings")
     if kind == "linear":
         return RopeSpec(theta=theta, scaling="linear", factor=factor)
     if kind == "llama3":
-        return _llama3(numbers, theta, factor, original)
-    return _yarn(numbers, theta, factor, original)
+        return _llama3(fields, theta, factor, original)
+    return _yarn(fields, theta, factor, original)
 
 
-def _llama3(numbers: _Numbers, theta: float, factor: float, original: int) -> RopeSpec:
-    low, high = numbers.require("low_freq_factor"), numbers.require("high_freq_factor")
+def _llama3(fields: Fields, theta: float, factor: float, original: int) -> RopeSpec:
+    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
     if not 0 < low < high:
-        raise ModelError(f"{numbers.where}: rope scaling llama3 needs 0 < low_freq_factor < high_freq_factor")
+        raise ModelError(f"{fields.where}: rope scaling llama3 needs 0 < low_freq_factor < high_freq_factor")
     return RopeSpec(
         theta=theta,
         scaling="llama3",
@@ -103,8 +104,8 @@ def _llama3(numbers: _Numbers, theta: float, factor: float, original: int) -> Ro
     )
 
 
-def _yarn(numbers: _Numbers, theta: float, factor: float, original: int) -> RopeSpec:
-    mscale, all_dim = numbers.get("mscale", 0.0), numbers.get("mscale_all_dim", 0.0)
+def _yarn(fields: Fields, theta: float, factor: float, original: int) -> RopeSpec:
+    mscale, all_dim = fields.number("mscale", 0.0), fields.number("mscale_all_dim", 0.0)
     if mscale and all_dim:
         attention = yarn_attention_factor(factor, mscale) / yarn_attention_factor(factor, all_dim)
     else:
@@ -114,29 +115,8 @@ def _yarn(numbers: _Numbers, theta: float, factor: float, original: int) -> Rope
         scaling="yarn",
         factor=factor,
         original_max_position_embeddings=original,
-        beta_fast=numbers.get("beta_fast", 0.0) or 32.0,
-        beta_slow=numbers.get("beta_slow", 0.0) or 1.0,
-        attention_factor=numbers.get("attention_factor", attention),
-        truncate=bool(numbers.values.get("truncate", True)),
+        beta_fast=fields.number("beta_fast", 0.0) or 32.0,
+        beta_slow=fields.number("beta_slow", 0.0) or 1.0,
+        attention_factor=fields.number("attention_factor", attention),
+        truncate=bool(fields.values.get("truncate", True)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """Finite numbers of a JSON object; null counts as absent."""
-
-    values: Mapping[str, Any]
-    where: str
-
-    def get(self, key: str, default: float) -> float:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ModelError(f"{self.where}: {key} is {value!r}, expected a number")
-        return float(value)
-
-    def require(self, key: str) -> float:
-        if self.values.get(key) is None:
-            raise ModelError(f"{self.where}: {key} is missing")
-        return self.get(key, 0.0)
