@@ -26,30 +26,22 @@ class ChatApi:
     def parse(self, body: bytearray, limits: Limits) -> tuple[str | None, Generation]:
         fields = decode(body, ChatRequest)
         params.refuse_unsupported(fields)
-        stream, include_usage = params.streaming(fields)
         logprobs = _num_logprobs(fields, limits)
         sampling = params.sampling_params(
             fields, limits, max_tokens=_max_tokens(fields, limits), logprobs=logprobs, prompt_logprobs=None
         )
-        asked = Generation(
-            prompts=(
-                self._prompts.render(
-                    fields.messages,
-                    tools=fields.tools if fields.tool_choice != "none" else None,
-                    add_generation_prompt=fields.add_generation_prompt is not False,
-                    extra=fields.chat_template_kwargs or {},
-                ),
-            ),
+        prompt = self._prompts.render(
+            fields.messages,
+            tools=fields.tools if fields.tool_choice != "none" else None,
+            add_generation_prompt=fields.add_generation_prompt is not False,
+            extra=fields.chat_template_kwargs or {},
+        )
+        asked = params.generation(
+            fields,
+            limits,
+            prompts=(prompt,),
             sampling=sampling,
-            n=params.choices(fields, limits),
-            stream=stream,
-            include_usage=include_usage,
-            stop=params.stop_strings(fields.stop),
-            include_stop=bool(fields.include_stop_str_in_output),
-            skip_special_tokens=fields.skip_special_tokens is not False,
             add_special_tokens=bool(fields.add_special_tokens),  # the template writes its own
-            priority=params.priority(fields, limits),
-            cache_salt=params.cache_salt(fields),
         )
         return fields.model, asked
 

@@ -31,7 +31,6 @@ class CompletionsApi:
         n = params.choices(fields, limits)
         if len(prompts) * n > MAX_PROMPTS:
             raise bad_field("n", f"times {len(prompts)} prompts is more than {MAX_PROMPTS} answers")
-        stream, include_usage = params.streaming(fields)
         echo = bool(fields.echo)
         default = limits.default_max_tokens or DEFAULT_MAX_TOKENS
         max_tokens = params.max_tokens("max_tokens", fields.max_tokens, default, lowest=0 if echo else 1)
@@ -39,19 +38,13 @@ class CompletionsApi:
         sampling = params.sampling_params(
             fields, limits, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=logprobs if echo else None
         )
-        asked = Generation(
+        asked = params.generation(
+            fields,
+            limits,
             prompts=prompts,
             sampling=sampling,
-            n=n,
-            stream=stream,
-            include_usage=include_usage,
-            stop=params.stop_strings(fields.stop),
-            include_stop=bool(fields.include_stop_str_in_output),
-            skip_special_tokens=fields.skip_special_tokens is not False,
             add_special_tokens=fields.add_special_tokens is not False,
             echo=echo,
-            priority=params.priority(fields, limits),
-            cache_salt=params.cache_salt(fields),
         )
         return fields.model, asked
 

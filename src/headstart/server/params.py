@@ -104,6 +104,33 @@ def sampling_params(
     )
 
 
+def generation(
+    fields: SamplingFields,
+    limits: Limits,
+    *,
+    prompts: tuple[str | tuple[int, ...], ...],
+    sampling: SamplingParams,
+    add_special_tokens: bool,
+    echo: bool = False,
+) -> Generation:
+    """What the APIs ask for in the same words, beside what each has read itself. Raises `ApiError` 400."""
+    stream, include_usage = _streaming(fields)
+    return Generation(
+        prompts=prompts,
+        sampling=sampling,
+        n=choices(fields, limits),
+        stream=stream,
+        include_usage=include_usage,
+        stop=_stop_strings(fields.stop),
+        include_stop=bool(fields.include_stop_str_in_output),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        add_special_tokens=add_special_tokens,
+        echo=echo,
+        priority=_priority(fields, limits),
+        cache_salt=_cache_salt(fields),
+    )
+
+
 def nth_seed(seed: int, index: int) -> int:
     """The seed of choice `index`: the first one equals a request with n=1, the others have nothing to do with it, nor
     with the choices of a request whose seed is the next one."""
@@ -123,7 +150,7 @@ def choices(fields: SamplingFields, limits: Limits) -> int:
     return _integer("n", n, 1, limits.max_n)
 
 
-def streaming(fields: SamplingFields) -> tuple[bool, bool]:
+def _streaming(fields: SamplingFields) -> tuple[bool, bool]:
     """(stream, include_usage)."""
     stream = bool(fields.stream)
     if fields.stream_options is not None and not stream:
@@ -135,7 +162,7 @@ def max_tokens(name: str, value: int | None, default: int, *, lowest: int = 1) -
     return default if value is None else _integer(name, value, lowest, (1 << 62))
 
 
-def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if len(strings) > MAX_STOP_STRINGS:
         raise bad_field("stop", f"has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
@@ -147,11 +174,11 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(strings))
 
 
-def priority(fields: SamplingFields, limits: Limits) -> int:
+def _priority(fields: SamplingFields, limits: Limits) -> int:
     return _integer("priority", fields.priority or 0, -limits.max_priority, limits.max_priority)
 
 
-def cache_salt(fields: SamplingFields) -> str:
+def _cache_salt(fields: SamplingFields) -> str:
     salt = fields.cache_salt or ""
     if len(salt) > MAX_CACHE_SALT:
         raise bad_field("cache_salt", f"has {len(salt)} characters; at most {MAX_CACHE_SALT} are allowed")
