@@ -15,68 +15,33 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from headstart.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from headstart.config import SchedulerConfig
 from headstart.core.engine_core import CoreStats
-from headstart.engine import AsyncEngine
-from headstart.hub import files_of_folder
-from headstart.launch import launch_engine
-from headstart.perf.model_spec import read_model_spec
-from headstart.server import create_app
-from headstart.text import ChatTemplate, Tokenizer
-from tests.fixtures.stories import make_stories_folder
-from tests.server.harness import Running, serving
+from tests.server.real import Served, serving_stories
 
 WAVES = 20
 DECODING, WAITING = 3, 6  # of a wave; one more is in prefill
 SLOW_PREFILL = SchedulerConfig(max_num_seqs=DECODING + 1, max_num_batched_tokens=64, mixed_step_tokens=2)
 
 
-@dataclass(frozen=True)
-class Served:
-    running: Running
-    engine: AsyncEngine
-
-    def stats(self) -> CoreStats:
-        """As they are after everything that was sent before."""
-        return asyncio.run_coroutine_threadsafe(self.engine.ping(), self.running.loop).result(20)
-
-    def wait_for(self, condition: Callable[[CoreStats], bool]) -> CoreStats:
-        deadline = time.monotonic() + 30
-        while not condition(stats := self.stats()):
-            assert time.monotonic() < deadline, stats
-        return stats
-
-    def num_tasks(self) -> int:
-        return self.running.call(lambda: len(asyncio.all_tasks()))
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = make_stories_folder(tmp_path_factory.mktemp("left") / "stories")
-    config = Config(
-        model=ModelConfig(model=str(folder), served_model_name="stories", threads=1),
-        cache=CacheConfig(kv_cache_memory=8 << 20),
-        scheduler=SLOW_PREFILL,
-    )
-    files = files_of_folder(folder)
-    tokenizer = Tokenizer.load(files)
-    engines: list[AsyncEngine] = []
+    with serving_stories(tmp_path_factory.mktemp("left") / "stories", SLOW_PREFILL) as served:
+        yield served
 
-    def make_app() -> Any:
-        engines.append(launch_engine(config, files, read_model_spec(files)))
-        return create_app(engines[0], tokenizer, ChatTemplate.load(files, tokenizer), config)
 
-    async def end() -> None:
-        await engines[0].shutdown()
+def wait_for(served: Served, condition: Callable[[CoreStats], bool]) -> CoreStats:
+    deadline = time.monotonic() + 30
+    while not condition(stats := served.stats()):
+        assert time.monotonic() < deadline, stats
+    return stats
 
-    with serving(make_app, end=end) as running:
-        asyncio.run_coroutine_threadsafe(engines[0].wait_ready(), running.loop).result(60)
-        yield Served(running, engines[0])
+
+def num_tasks(served: Served) -> int:
+    return served.running.call(lambda: len(asyncio.all_tasks()))
 
 
 def prompt_of(rng: random.Random, length: int) -> list[int]:
@@ -117,9 +82,9 @@ def build_wave(served: Served, rng: random.Random, before: CoreStats) -> dict[st
         decoding[-1].recv(1)  # the headers have waited for the first token
     prefill = [send(served, prompt_of(rng, 480), 8, stream=rng.random() < 0.5)]
     computed = before.prompt_tokens_computed + DECODING * 3
-    served.wait_for(lambda stats: stats.num_running == DECODING + 1 and stats.prompt_tokens_computed > computed)
+    wait_for(served, lambda stats: stats.num_running == DECODING + 1 and stats.prompt_tokens_computed > computed)
     waiting = [send(served, prompt_of(rng, 400), 100, stream=rng.random() < 0.5) for _ in range(WAITING)]
-    served.wait_for(lambda stats: stats.num_waiting == WAITING or stats.num_running < DECODING + 1)
+    wait_for(served, lambda stats: stats.num_waiting == WAITING or stats.num_running < DECODING + 1)
     return {"decode": decoding, "prefill": prefill, "queue": waiting}
 
 
@@ -133,7 +98,7 @@ def ask_normally(served: Served, rng: random.Random) -> None:
 def test_two_hundred_clients_that_leave_free_everything(served: Served) -> None:
     rng = random.Random(0)
     ask_normally(served, rng)
-    before, tasks = served.stats(), served.num_tasks()
+    before, tasks = served.stats(), num_tasks(served)
     assert before.num_free_blocks == before.num_blocks
     left: Counter[tuple[str, str]] = Counter()
     for _ in range(WAVES):
@@ -143,9 +108,9 @@ def test_two_hundred_clients_that_leave_free_everything(served: Served) -> None:
         rng.shuffle(clients)
         for stage, client in clients:
             left[stage, leave(client, abruptly=rng.random() < 0.5)] += 1
-        gone = served.wait_for(lambda stats: stats.num_running == stats.num_waiting == 0)
+        gone = wait_for(served, lambda stats: stats.num_running == stats.num_waiting == 0)
         assert gone.finished - at_begin.finished == len(clients)
-        served.wait_for(lambda stats: stats.num_free_blocks == stats.num_blocks)
+        wait_for(served, lambda stats: stats.num_free_blocks == stats.num_blocks)
 
     after = served.stats()
     assert sum(left.values()) == 200
@@ -157,5 +122,5 @@ def test_two_hundred_clients_that_leave_free_everything(served: Served) -> None:
     ask_normally(served, rng)  # how fast, is for the benchmark to say
     served.running.client.close()
     deadline = time.monotonic() + 10
-    while served.num_tasks() > tasks:
+    while num_tasks(served) > tasks:
         assert time.monotonic() < deadline, "tasks of clients that left are still there"

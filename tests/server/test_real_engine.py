@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -15,61 +14,25 @@ import httpx
 import openai
 import pytest
 
-from headstart.config import CacheConfig, Config, ModelConfig, SchedulerConfig
-from headstart.core.engine_core import CoreStats
-from headstart.engine import AsyncEngine
-from headstart.hub import files_of_folder
-from headstart.launch import launch_engine
-from headstart.perf.model_spec import read_model_spec
-from headstart.server import create_app
-from headstart.text import ChatTemplate, Tokenizer
-from tests.fixtures.stories import STORIES, make_stories_folder
-from tests.server.harness import Running, serving
+from headstart.config import SchedulerConfig
+from tests.fixtures.stories import STORIES
+from tests.server.real import Served, serving_stories
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me a story about a cat"}]
 
 
-@dataclass
-class Real:
-    running: Running
-    engine: AsyncEngine
+@dataclass(frozen=True)
+class Real(Served):
     client: openai.OpenAI
-
-    def stats(self) -> CoreStats:
-        """As they are after everything that was sent before."""
-        return asyncio.run_coroutine_threadsafe(self.engine.ping(), self.running.loop).result(20)
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
-    folder = make_stories_folder(tmp_path_factory.mktemp("served") / "stories")
-    config = Config(
-        model=ModelConfig(model=str(folder), served_model_name="stories", threads=1),
-        cache=CacheConfig(kv_cache_memory=8 << 20),
-        scheduler=SchedulerConfig(max_num_seqs=8),
-    )
-    files = files_of_folder(folder)
-    tokenizer = Tokenizer.load(files)
-    engines: list[AsyncEngine] = []
-
-    def make_app() -> Any:
-        engines.append(launch_engine(config, files, read_model_spec(files)))
-        return create_app(engines[0], tokenizer, ChatTemplate.load(files, tokenizer), config)
-
-    async def end() -> None:
-        await engines[0].shutdown()
-
-    with serving(make_app, end=end) as running:
-        wait_ready(running)
-        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
-            yield Real(running, engines[0], client)
-
-
-def wait_ready(running: Running) -> None:
-    deadline = time.monotonic() + 60
-    while running.client.get("/ready").status_code != 200:
-        assert time.monotonic() < deadline, "the engine did not get ready"
-        time.sleep(0.05)
+    with (
+        serving_stories(tmp_path_factory.mktemp("served") / "stories", SchedulerConfig(max_num_seqs=8)) as served,
+        openai.OpenAI(base_url=f"{served.running.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Real(served.running, served.engine, client)
 
 
 def test_chat(real: Real) -> None:
@@ -198,26 +161,11 @@ def test_metrics_of_real_work(real: Real) -> None:
 
 def test_choices_one_at_a_time_with_no_room_to_spare(tmp_path_factory: pytest.TempPathFactory) -> None:
     """All places are taken from the beginning: while the first choice runs, nobody else gets those of the others."""
-    folder = make_stories_folder(tmp_path_factory.mktemp("narrow") / "stories")
-    config = Config(
-        model=ModelConfig(model=str(folder), threads=1),
-        cache=CacheConfig(kv_cache_memory=4 << 20),
-        scheduler=SchedulerConfig(max_num_seqs=1, max_num_waiting=1),
-    )
-    files = files_of_folder(folder)
-    tokenizer = Tokenizer.load(files)
-    engines: list[AsyncEngine] = []
-
-    def make_app() -> Any:
-        engines.append(launch_engine(config, files, read_model_spec(files)))
-        return create_app(engines[0], tokenizer, ChatTemplate.load(files, tokenizer), config)
-
-    async def end() -> None:
-        await engines[0].shutdown()
-
+    folder = tmp_path_factory.mktemp("narrow") / "stories"
+    narrow = SchedulerConfig(max_num_seqs=1, max_num_waiting=1)
     body = {"prompt": "Once upon a time, " * 4, "n": 2, "max_tokens": 60, "ignore_eos": True, "stream": True}
-    with serving(make_app, end=end) as running:
-        wait_ready(running)
+    with serving_stories(folder, narrow, kv_cache_memory=4 << 20) as served:
+        running = served.running
         with running.client.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)
@@ -234,26 +182,14 @@ def test_choices_one_at_a_time_with_no_room_to_spare(tmp_path_factory: pytest.Te
 
 def test_a_killed_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
     """By itself, last: streams end with an error event, everything after gets 503, and nothing hangs."""
-    folder = make_stories_folder(tmp_path_factory.mktemp("killed") / "stories")
-    config = Config(model=ModelConfig(model=str(folder), threads=1), cache=CacheConfig(kv_cache_memory=4 << 20))
-    files = files_of_folder(folder)
-    tokenizer = Tokenizer.load(files)
-    engines: list[AsyncEngine] = []
-
-    def make_app() -> Any:
-        engines.append(launch_engine(config, files, read_model_spec(files)))
-        return create_app(engines[0], tokenizer, ChatTemplate.load(files, tokenizer), config)
-
-    async def end() -> None:
-        await engines[0].shutdown()
-
-    with serving(make_app, end=end) as running:
-        wait_ready(running)
+    folder = tmp_path_factory.mktemp("killed") / "stories"
+    with serving_stories(folder, SchedulerConfig(), kv_cache_memory=4 << 20) as served:
+        running = served.running
         body = {"prompt": "Once", "max_tokens": 500, "stream": True, "ignore_eos": True}
         with running.client.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)
-            os.kill(engines[0].pid, signal.SIGKILL)
+            os.kill(served.engine.pid, signal.SIGKILL)
             rest = "\n".join(lines)
         assert "event: error" in rest
         assert "engine_dead" in rest
