@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 
@@ -63,11 +64,14 @@ def running(folder: Path) -> Iterator[Running]:
     server.stop()
 
 
-def test_it_says_what_was_settled_in_one_line(running: Running) -> None:
-    settled, ready = running.lines[-2:]
-    assert settled.startswith("tiny: llama")
+def test_it_says_what_was_settled_in_lines_for_a_narrow_terminal(running: Running) -> None:
+    name, *settled, ready = running.lines[running.lines.index("tiny") :]
+    assert name == "tiny"
+    assert settled[0].startswith("  llama, ")
+    assert all(line.startswith("  ") and len(line) < 80 for line in settled)
+    text = " ".join(line.strip() for line in settled)
     for part in ("float32", "context 200", "blocks of 16", "prefix cache on", "srpf", "depth 1", "attention horizon"):
-        assert part in settled
+        assert part in text
     assert re.fullmatch(r"ready after \d+\.\d s: http://127\.0\.0\.1:\d+", ready)
 
 
@@ -87,6 +91,25 @@ def test_it_stops_when_told_to_and_leaves_nothing(folder: Path, number: signal.S
     server = Running(str(folder), "--kv-cache-memory", "8MiB")
     assert server.stop(number) == (0, "")
     assert not Client(server.url).is_ready()
+
+
+def test_a_second_ctrl_c_ends_running_streams_at_once(folder: Path) -> None:
+    """One place and 64 choices, one after the other: the stream outlasts the grace."""
+    server = Running(str(folder), "--kv-cache-memory", "8MiB", "--max-num-seqs", "1", "--max-n", "64")
+    body = {"prompt": "Once", "n": 64, "max_tokens": 500, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.stderr is not None
+        told = server.process.stderr.readline()
+        assert told == "stopping: 1 request may finish within 20 s; Ctrl-C again ends them now\n"
+        server.process.send_signal(signal.SIGINT)
+        rest = "\n".join(lines)
+    assert "[DONE]" not in rest
+    assert '"code":"shutting_down"' in rest
+    assert server.process.communicate(timeout=30)[1] == ""
+    assert server.process.returncode == 0
 
 
 def test_chat_answers_piped_lines_one_by_one(running: Running) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,8 @@ from headstart.perf.garbage import freeze_garbage_collector
 from headstart.settings import settle
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_WIDTH = 79
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @click.command(cls=SectionedCommand)
@@ -76,9 +79,9 @@ class _Serving:
         engine = launch.launch_engine(self._config, model.files, model.spec, progress=self._progress)
         app = server.create_app(engine, model.tokenizer, model.template, self._config, model.defaults)
         freeze_garbage_collector()  # while the engine loads
-        try:
-            with _calm_signals():
-                serving = asyncio.create_task(server.serve(app, self._listener))
+        with _calm_signals():
+            try:
+                serving = asyncio.create_task(server.serve(app, self._listener, on_waiting=self._say_what_is_left))
                 starting = asyncio.create_task(engine.wait_ready())
                 await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
@@ -87,32 +90,50 @@ class _Serving:
                     freeze_garbage_collector()  # what came since; a small rest
                 starting.cancel()
                 await serving
-        finally:
-            await engine.shutdown()
+            finally:
+                await engine.shutdown()
 
     def _announce(self, engine: AsyncEngine, defaults: SamplingDefaults) -> None:
         self._progress.stop()
-        if self._config.server.log_level in ("debug", "info"):
-            click.echo(settled_line(self._config, engine, defaults), err=True)
+        if self._is_talkative():
+            for line in settled_lines(self._config, engine, defaults):
+                click.echo(line, err=True)
             seconds = time.perf_counter() - self._started
             click.secho(f"ready after {seconds:.1f} s: {server.url_of(self._listener)}", fg="green", err=True)
 
+    def _say_what_is_left(self, num_requests: int, seconds: int) -> None:
+        if self._is_talkative():
+            requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
+            click.echo(f"stopping: {requests} may finish within {seconds} s; Ctrl-C again ends them now", err=True)
 
-def settled_line(config: Config, engine: AsyncEngine, defaults: SamplingDefaults) -> str:
-    """The configuration that came out of flags, model and memory, in one line. `config` is settled."""
+    def _is_talkative(self) -> bool:
+        return self._config.server.log_level in ("debug", "info")
+
+
+def settled_lines(config: Config, engine: AsyncEngine, defaults: SamplingDefaults) -> list[str]:
+    """The configuration that came out of flags, model and memory, for a terminal of 80 columns. `config` is settled."""
     info, scheduler = engine.info, config.scheduler
     sampling = defaults.describe()
-    return " · ".join(
-        (
-            f"{config.model.served_model_name or config.model.model}: {info.summary}",
-            f"context {info.max_model_len:,}, blocks of {info.block_size}",
-            f"prefix cache {'on' if info.prefix_cache else 'off'}",
-            f"{scheduler.policy}, up to {scheduler.max_num_seqs} requests",
-            f"steps of {scheduler.max_num_batched_tokens}, beside decodes {scheduler.mixed_step_tokens}, "
-            f"depth {scheduler.pipeline_depth}, attention horizon {scheduler.attention_horizon:,.0f}",
-            *([f"sampling unless asked otherwise: {sampling}"] if sampling else []),
-        )
+    groups = (
+        info.summary,
+        f"context {info.max_model_len:,}, blocks of {info.block_size}, prefix cache {_on_off(info.prefix_cache)}",
+        f"{scheduler.policy}, up to {scheduler.max_num_seqs} requests, steps of {scheduler.max_num_batched_tokens} and "
+        f"{scheduler.mixed_step_tokens} beside decodes",
+        f"depth {scheduler.pipeline_depth}, attention horizon {scheduler.attention_horizon:,.0f}",
+        *([f"sampling unless asked otherwise: {sampling}"] if sampling else []),
     )
+    return [config.model.served_model_name or config.model.model, *(line for text in groups for line in _wrap(text))]
+
+
+def _wrap(text: str) -> list[str]:
+    """Lines that break after commas only."""
+    phrases = text.replace(", ", ",\n").replace(" ", _NO_BREAK).replace("\n", " ")
+    lines = textwrap.wrap(phrases, _WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return [line.replace(_NO_BREAK, " ") for line in lines]
+
+
+def _on_off(value: bool) -> str:
+    return "on" if value else "off"
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ GRACE_SECONDS = 20
 _FAREWELL_SECONDS = 2.0
 _BACKLOG = 2048
 _OTHER_FILES = 128  # open files that are no connections
+OnWaiting = Callable[[int, int], None]  # requests in flight, seconds that they get at most
 
 
 class AddressError(OSError):
@@ -30,12 +31,18 @@ class AddressError(OSError):
 
 
 class GracefulServer(uvicorn.Server):
-    """Calls `on_listening` when it accepts connections. A signal ends `serve` and nothing else: what else the process
-    owns (the engine) is its owner's to end, so the signal is not raised again, as uvicorn does."""
+    """Calls `on_listening` when it accepts connections, and `on_waiting` when it stops while requests are in flight.
 
-    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None] | None) -> None:
+    A signal ends `serve` and nothing else: what else the process owns (the engine) is its owner's to end, so the signal
+    is not raised again, as uvicorn does.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, on_listening: Callable[[], None] | None, on_waiting: OnWaiting | None
+    ) -> None:
         super().__init__(config)
         self._on_listening = on_listening
+        self._on_waiting = on_waiting
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -43,9 +50,15 @@ class GracefulServer(uvicorn.Server):
             self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        tasks = self.server_state.tasks
+        if tasks and self._on_waiting is not None:
+            self._on_waiting(len(tasks), self.config.timeout_graceful_shutdown or 0)
         await super().shutdown(sockets)
-        if self.server_state.tasks:  # cancelled: they still tell their clients
-            await asyncio.wait(self.server_state.tasks, timeout=_FAREWELL_SECONDS)
+        for task in tasks:
+            if not task.cancelling():  # a second SIGINT cut the grace short, for which uvicorn cancels nobody
+                task.cancel()
+        if tasks:  # they still tell their clients
+            await asyncio.wait(tasks, timeout=_FAREWELL_SECONDS)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -122,6 +135,7 @@ def make_server(
     app: ASGIApp,
     *,
     on_listening: Callable[[], None] | None = None,
+    on_waiting: OnWaiting | None = None,
     log_level: str = "warning",
     grace_seconds: int = GRACE_SECONDS,
     limits: ConnectionLimits | None = None,
@@ -140,7 +154,7 @@ def make_server(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=grace_seconds,
     )
-    return GracefulServer(config, on_listening)
+    return GracefulServer(config, on_listening, on_waiting)
 
 
 async def serve(
@@ -148,19 +162,21 @@ async def serve(
     listener: socket.socket,
     *,
     on_listening: Callable[[str], None] | None = None,
+    on_waiting: OnWaiting | None = None,
     log_level: str = "warning",
     grace_seconds: int = GRACE_SECONDS,
 ) -> None:
     """Serve on `listener` until SIGTERM or SIGINT, which are handled while this runs.
 
-    Then: no new connections; requests in flight may finish for `grace_seconds`, after which they end with an error
-    (503, or an error event). `on_listening` gets the URL. The caller owns the engine and shuts it down afterwards. Runs
-    on the caller's event loop, which should be uvloop's.
+    Then: no new connections; requests in flight may finish for `grace_seconds` or until a second SIGINT, after which
+    they end with an error (503, or an error event). `on_listening` gets the URL, `on_waiting` what is waited for. The
+    caller owns the engine and shuts it down afterwards. Runs on the caller's event loop, which should be uvloop's.
     """
     url = url_of(listener)
     server = make_server(
         app,
         on_listening=None if on_listening is None else lambda: on_listening(url),
+        on_waiting=on_waiting,
         log_level=log_level,
         grace_seconds=grace_seconds,
     )
