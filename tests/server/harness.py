@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import httpx
 import uvloop
-from starlette.types import ASGIApp
 
 from headstart.config import Config, ModelConfig, SchedulerConfig, ServerConfig
 from headstart.core.engine_core import CoreStats
@@ -22,6 +21,7 @@ from headstart.core.request import EngineRequest, FinishReason
 from headstart.core.step import RequestOutput, TokenLogprob
 from headstart.engine import EngineInfo, EngineState, RequestTooLong, Reservation
 from headstart.server import create_app, listen, make_server, url_of
+from headstart.server.app import Observed
 from headstart.server.connection import ConnectionLimits
 from headstart.text import ChatTemplate, Tokenizer
 
@@ -168,7 +168,7 @@ class Running:
 
 @contextlib.contextmanager
 def serving(
-    make_app: Callable[[], ASGIApp],
+    make_app: Callable[[], Observed],
     *,
     grace_seconds: int = 1,
     end: Callable[[], Awaitable[None]] | None = None,
@@ -182,8 +182,9 @@ def serving(
 
     async def main() -> None:
         found["loop"] = asyncio.get_running_loop()
+        app = make_app()
         server = found["server"] = make_server(
-            make_app(), on_listening=started.set, grace_seconds=grace_seconds, limits=limits
+            app, on_listening=started.set, on_refused=app.refused, grace_seconds=grace_seconds, limits=limits
         )
         await server.serve(sockets=[listener])
         if end is not None:
@@ -221,7 +222,7 @@ def scripted_app(
     template: ChatTemplate,
     server: ServerConfig | None = None,
     scheduler: SchedulerConfig | None = None,
-) -> ASGIApp:
+) -> Observed:
     config = Config(
         model=ModelConfig(model=MODEL), server=server or ServerConfig(), scheduler=scheduler or SchedulerConfig()
     )

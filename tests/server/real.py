@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from starlette.types import ASGIApp
-
 from headstart.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from headstart.core.engine_core import CoreStats
 from headstart.engine import AsyncEngine
@@ -17,6 +15,7 @@ from headstart.hub import files_of_folder
 from headstart.launch import launch_engine
 from headstart.perf.model_spec import read_model_spec
 from headstart.server import create_app
+from headstart.server.app import Observed
 from headstart.text import ChatTemplate, Tokenizer
 from tests.fixtures.stories import make_stories_folder
 from tests.server.harness import Running, serving
@@ -44,7 +43,7 @@ def serving_stories(folder: Path, scheduler: SchedulerConfig, *, kv_cache_memory
     tokenizer = Tokenizer.load(files)
     engines: list[AsyncEngine] = []
 
-    def make_app() -> ASGIApp:
+    def make_app() -> Observed:
         engines.append(launch_engine(config, files, read_model_spec(files)))
         return create_app(engines[0], tokenizer, ChatTemplate.load(files, tokenizer), config)
 

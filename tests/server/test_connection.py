@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import time
 
@@ -12,7 +13,7 @@ import pytest
 
 from headstart.server.connection import ConnectionLimits
 from tests.server.conftest import Start
-from tests.server.harness import Running
+from tests.server.harness import Running, events
 
 LINE = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 BODY = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
@@ -34,6 +35,13 @@ def answer_to(client: socket.socket, *pieces: bytes) -> bytes:
 def request(head: bytes = b"", *, close: bool = True) -> bytes:
     closing = b"connection: close\r\n" if close else b""
     return LINE + head + closing + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+def responses_counted(running: Running) -> dict[tuple[str, str], int]:
+    """HTTP answers by route and status, without those to /metrics itself."""
+    pattern = re.compile(r'^headstart_http_responses_total\{route="(.*)",status="(.*)"\} (\d+)$', re.MULTILINE)
+    found = pattern.findall(running.client.get("/metrics").text)
+    return {(route, status): int(count) for route, status, count in found if route != "/metrics"}
 
 
 def error_code(data: bytes) -> str:
@@ -105,6 +113,49 @@ def test_a_request_that_does_not_come_to_its_end(start: Start, begun: bytes) -> 
     assert data.startswith(b"HTTP/1.1 408 ")
     assert error_code(data) == "request_timeout"
     assert not engine.requests
+
+    route = "/v1/completions" if b"\r\n\r\n" in begun else "other"
+    assert responses_counted(running) == {(route, "408"): 1}
+
+
+@pytest.mark.parametrize(
+    ("garbage", "route"),
+    [
+        (b"\x00\x01\x02\x03\r\n\r\n", "other"),
+        (b"GET / HTTP/9.9\r\n\r\n", "other"),
+        (b"GET http://[ HTTP/1.1\r\nhost: x\r\n\r\n", "other"),
+        (LINE + b"content-length: x\r\n\r\n", "other"),
+        (LINE + b"transfer-encoding: chunked\r\n\r\nZZZ\r\n", "/v1/completions"),
+    ],
+    ids=["bytes", "version", "address", "length", "chunk"],
+)
+def test_what_is_no_http_is_told_so_in_json_and_counted(start: Start, garbage: bytes, route: str) -> None:
+    running, _ = start()
+    data = answer_to(running.connect(), garbage)
+    assert data.startswith(b"HTTP/1.1 400 ")
+    assert error_code(data) == "invalid_http"
+    assert responses_counted(running) == {(route, "400"): 1}
+
+
+def test_headers_above_the_limit_are_counted(start: Start) -> None:
+    running, _ = start()
+    answer_to(running.connect(), request(b"x-large: " + b"a" * 70 * KIB + b"\r\n"))
+    assert responses_counted(running) == {("other", "431"): 1}
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_client_that_knows_no_chunks_gets_none(shared: Running, version: bytes, stream: bool) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 8, "stream": stream}).encode()
+    line = LINE.replace(b"HTTP/1.1", b"HTTP/" + version)
+    data = answer_to(shared.connect(), line + b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    head, answer = data.split(b"\r\n\r\n", 1)
+    assert b"connection: close" in head
+    assert (b"transfer-encoding: chunked" in head) == (stream and version == b"1.1")
+    if version == b"1.0" and stream:
+        assert events(answer.decode())[-1] == "[DONE]"
+    elif not stream:
+        assert json.loads(answer)["choices"][0]["text"]
 
 
 def test_a_request_that_drips_in(start: Start) -> None:

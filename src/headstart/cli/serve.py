@@ -81,7 +81,9 @@ class _Serving:
         freeze_garbage_collector()  # while the engine loads
         with _calm_signals():
             try:
-                serving = asyncio.create_task(server.serve(app, self._listener, on_waiting=self._say_what_is_left))
+                serving = asyncio.create_task(
+                    server.serve(app, self._listener, on_waiting=self._say_what_is_left, on_refused=app.refused)
+                )
                 starting = asyncio.create_task(engine.wait_ready())
                 await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():

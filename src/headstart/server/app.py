@@ -24,12 +24,13 @@ from headstart.server.completions import CompletionsApi
 from headstart.server.errors import ApiError, internal_error
 from headstart.server.formats import Api
 from headstart.server.generation import GenerationEndpoint
-from headstart.server.http import received_at, request_id
+from headstart.server.http import REFUSED, received_at, request_id
 from headstart.server.services import Services, make_services
 from headstart.server.warmup import warm_up
 from headstart.text import ChatTemplate, Tokenizer
 
 access_logger = logging.getLogger("headstart.access")
+OTHER = "other"  # the route, in the metrics, of what has none
 _EXPOSED = ("server-timing", "x-request-id", "retry-after")
 
 
@@ -39,7 +40,7 @@ def create_app(
     chat_template: ChatTemplate,
     config: Config,
     defaults: SamplingDefaults | None = None,
-) -> ASGIApp:
+) -> Observed:
     """The HTTP API of one served model. The engine may still be starting: until it is ready, requests get 503.
 
     `defaults`: what requests get for sampling fields that they leave out.
@@ -89,6 +90,10 @@ class Observed:
         self._app = app
         self._collector = collector
 
+    def refused(self, status: int) -> None:
+        """An answer that the connection gave itself, before there was a request to route."""
+        self._collector.response(OTHER, status)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -107,7 +112,8 @@ class Observed:
         try:
             await self._app(scope, receive, observed_send)
         finally:
-            route = scope["path"] if scope.get("endpoint") else "other"
+            status = scope.get(REFUSED, status)
+            route = scope["path"] if scope.get("endpoint") else OTHER
             if route.startswith("/v1/models/"):
                 route = "/v1/models/{name}"
             self._collector.response(route, status)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from starlette.types import Message, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from headstart.server.errors import ApiError, headers_too_large, request_timeout, too_many_connections
-from headstart.server.http import HOLD_NEXT_WRITE, RECEIVED
+from headstart.server.errors import ApiError, headers_too_large, invalid_http, request_timeout, too_many_connections
+from headstart.server.http import HOLD_NEXT_WRITE, RECEIVED, REFUSED
 
 _LINGER_SECONDS = 1.0
 
@@ -64,8 +66,30 @@ class JoiningTransport:
         return getattr(self._transport, name)
 
 
+class CloseDelimited:
+    """What a cycle sends to a client older than HTTP/1.1, which knows no chunks: a body of unknown length ends with the
+    connection. Uvicorn would chunk it, unless it counts on a length; so each piece is the length that it counts on."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cast(Send, cycle.send)
+        self._has_length = True
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            if not self._has_length:
+                self._cycle.chunked_encoding = self._cycle.keep_alive = False
+        elif not self._has_length:
+            self._cycle.expected_content_length = len(message["body"])
+        await self._send(message)
+
+
 class StampedProtocol(HttpToolsProtocol):
-    """Notes when the first byte of each request was seen: the ledger's `receive` starts there, not at the handler."""
+    """Notes when the first byte of each request was seen: the ledger's `receive` starts there, not at the handler.
+
+    `on_refused` gets the status of each answer that no application knows of.
+    """
 
     def __init__(
         self,
@@ -75,9 +99,11 @@ class StampedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits,
+        on_refused: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
+        self._on_refused = on_refused
         self._num_waiting_bytes = 0  # that came since the parser last gave something out
         self._num_header_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
@@ -112,7 +138,7 @@ class StampedProtocol(HttpToolsProtocol):
         if self._num_header_bytes > self._limits.max_header_bytes:
             self._refuse(headers_too_large(self._limits.max_header_bytes))
         else:
-            super().send_400_response(msg)
+            self._refuse(invalid_http())
 
     def on_message_begin(self) -> None:
         self._await_request()
@@ -133,6 +159,8 @@ class StampedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._num_waiting_bytes = 0
         super().on_headers_complete()
+        if self.parser.get_http_version() in ("0.9", "1.0"):
+            self.cycle.send = CloseDelimited(self.cycle).send  # type: ignore[method-assign,assignment]
 
     def on_body(self, body: bytes) -> None:
         self._num_waiting_bytes = 0
@@ -188,8 +216,11 @@ class StampedProtocol(HttpToolsProtocol):
             self.transport.close()  # an answer within another one would be read as part of it
             return
         if cycle is not None:  # it waits for its body
+            cast(dict[str, Any], cycle.scope)[REFUSED] = error.status
             cycle.disconnected = True
             cycle.message_event.set()
+        elif self._on_refused is not None:
+            self._on_refused(error.status)
         self.flow.resume_reading()
         self.transport.write(_raw_response(error))
         self.transport.write_eof()

@@ -73,6 +73,10 @@ def queue_full(num_waiting: int, limit: int) -> ApiError:
     )
 
 
+def invalid_http() -> ApiError:
+    return ApiError(400, "this is not valid HTTP/1.1; send a request line, headers and a body", code="invalid_http")
+
+
 def headers_too_large(limit: int) -> ApiError:
     return ApiError(431, f"the headers are longer than {limit} bytes; send less", code="headers_too_large")
 

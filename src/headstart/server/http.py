@@ -19,6 +19,7 @@ logger = logging.getLogger("headstart.server")
 RECEIVED = "headstart.received"  # scope key: monotonic seconds at which the request's first byte was seen
 HOLD_NEXT_WRITE = "headstart.hold_next_write"  # scope key: a function; what is written next goes out with what follows
 REQUEST_ID = "headstart.request_id"  # scope key: what x-request-id says
+REFUSED = "headstart.refused"  # scope key: the status that the connection itself gave, while the body was awaited
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 _JSON = (b"content-type", b"application/json")
 _BODY_BASE, _BODY_BYTES_PER_TOKEN, _BODY_MOST = 1 << 20, 32, 1 << 24

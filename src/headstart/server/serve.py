@@ -136,14 +136,16 @@ def make_server(
     *,
     on_listening: Callable[[], None] | None = None,
     on_waiting: OnWaiting | None = None,
+    on_refused: Callable[[int], None] | None = None,
     log_level: str = "warning",
     grace_seconds: int = GRACE_SECONDS,
     limits: ConnectionLimits | None = None,
 ) -> GracefulServer:
-    """A server for `app`; `should_exit = True` ends it as SIGTERM does."""
+    """A server for `app`; `should_exit = True` ends it as SIGTERM does. `on_refused`: see `StampedProtocol`."""
+    protocol = partial(StampedProtocol, limits=limits or default_limits(), on_refused=on_refused)
     config = uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(StampedProtocol, limits=limits or default_limits())),
+        http=cast(type[asyncio.Protocol], protocol),
         loop="uvloop",
         ws="none",
         lifespan="off",
@@ -163,6 +165,7 @@ async def serve(
     *,
     on_listening: Callable[[str], None] | None = None,
     on_waiting: OnWaiting | None = None,
+    on_refused: Callable[[int], None] | None = None,
     log_level: str = "warning",
     grace_seconds: int = GRACE_SECONDS,
 ) -> None:
@@ -177,6 +180,7 @@ async def serve(
         app,
         on_listening=None if on_listening is None else lambda: on_listening(url),
         on_waiting=on_waiting,
+        on_refused=on_refused,
         log_level=log_level,
         grace_seconds=grace_seconds,
     )
