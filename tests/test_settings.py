@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.config import Config, ConfigError
-from headstart.settings import HELP, SETTINGS, did_you_mean, parse_bytes, settle
+from headstart.settings import HELP, SETTINGS, FlagError, did_you_mean, parse_bytes, settle
 
 
 def write(path: Path, text: str) -> Path:
@@ -207,3 +207,40 @@ def test_the_nearest_name_or_all_of_them() -> None:
 def test_the_example_file_is_valid() -> None:
     example = Path(__file__).parents[1] / "examples" / "headstart.toml"
     assert settle({}, {}, example).cache.kv_cache_memory == 1 << 30
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["x y", "", "app.example", "https://", "https://a.example/", "https://A.example", "http://a:80", "https://a:443"],
+)
+def test_an_origin_that_no_browser_sends(origin: str) -> None:
+    with pytest.raises(ConfigError, match="cors_origins has"):
+        settle({"cors_origins": (origin,)}, {})
+
+
+def test_origins_as_browsers_send_them() -> None:
+    origins = ("*", "https://a.example", "http://localhost:3000", "http://[::1]:8080", "http://a:443", "app://x")
+    assert settle({"cors_origins": origins}, {}).server.cors_origins == origins
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_a_served_name_that_is_none(name: str) -> None:
+    with pytest.raises(ConfigError, match="served_model_name is empty"):
+        settle({}, {"HEADSTART_SERVED_MODEL_NAME": name})
+
+
+@pytest.mark.parametrize("key", ["clé", "a\tb", "a\n", " padded"])
+def test_a_key_that_no_header_carries_is_refused_without_showing_it(key: str) -> None:
+    with pytest.raises(ConfigError, match="printable ASCII") as caught:
+        settle({"api_keys": ("good", key)}, {})
+    assert key not in str(caught.value)
+
+
+def test_flags_are_at_fault_only_if_it_works_without_them(tmp_path: Path) -> None:
+    file = write(tmp_path / "h.toml", "[scheduler]\npolicy = 'fcfs'\n")
+    with pytest.raises(FlagError, match="aging_ms has no effect"):
+        settle({"aging_ms": 1.0}, {}, file)
+    for flags in ({}, {"port": 1}):
+        with pytest.raises(ConfigError) as caught:
+            settle(flags, {"HEADSTART_MAX_N": "0"}, file)
+        assert not isinstance(caught.value, FlagError)

@@ -68,12 +68,19 @@ _UNITS = {"": 1, "B": 1} | {
     for letter in letters
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
+# As browsers write the Origin header (https://html.spec.whatwg.org/#ascii-serialisation-of-an-origin).
+_ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://([a-z0-9._~-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?")
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
 # Fields that only work with a certain value of another field: (field, the other field, its value)
 _NEEDS = (
     ("aging_ms", "policy", "srpf"),
     ("srpf_ms_per_token", "policy", "srpf"),
     ("threads", "device", "cpu"),
 )
+
+
+class FlagError(ConfigError):
+    """The flags are at fault: without them the configuration works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +291,26 @@ def settle(flags: Mapping[str, Any], env: Mapping[str, str], file: Path | None =
     """One validated configuration from all sources.
 
     `flags`: values by field name, without the flags that were not given. `file`: a TOML file; else the one that
-    `HEADSTART_CONFIG` names. Raises `ConfigError` for anything unknown, unreadable, out of range or without effect.
+    `HEADSTART_CONFIG` names. Raises `ConfigError` for anything unknown, unreadable, out of range or without effect, as
+    a `FlagError` where it works without the flags.
     """
+    try:
+        return _settle(flags, env, file)
+    except ConfigError as error:
+        if flags and _works(env, file):
+            raise FlagError(str(error)) from None
+        raise
+
+
+def _works(env: Mapping[str, str], file: Path | None) -> bool:
+    try:
+        _settle({}, env, file)
+    except ConfigError:
+        return False
+    return True
+
+
+def _settle(flags: Mapping[str, Any], env: Mapping[str, str], file: Path | None) -> Config:
     if file is None and env.get(CONFIG_VARIABLE):
         file = Path(env[CONFIG_VARIABLE])
     given = (read_file(file) if file is not None else {}) | read_env(env) | dict(flags)
@@ -294,6 +319,7 @@ def settle(flags: Mapping[str, Any], env: Mapping[str, str], file: Path | None =
         given["api_keys"] = (*given.get("api_keys", ()), *read_keys(Path(key_file)))
     _refuse_open_by_accident(given)
     config = validate(_build(given))
+    _refuse_useless(config)
     _refuse_inert(given, config)
     return config
 
@@ -311,6 +337,25 @@ def _refuse_open_by_accident(given: Mapping[str, Any]) -> None:
     keys = given.get("api_keys")
     if keys is not None and (not keys or not all(key.strip() for key in keys)):
         raise ConfigError("an API key is set but empty; give a key, or leave the setting out to serve without keys")
+
+
+def _refuse_useless(config: Config) -> None:
+    """Text that is taken as it is, and that no client could ever send or match."""
+    name = config.model.served_model_name
+    if name is not None and not name.strip():
+        raise ConfigError("served_model_name is empty; give a name, or leave it out to use the model's")
+    for key in config.server.api_keys:
+        if not (key.isascii() and key.isprintable() and key == key.strip()):  # not shown: it is a secret
+            raise ConfigError(
+                "an API key has characters that no HTTP header can carry, or blanks around it; use printable ASCII only"
+            )
+    for origin in config.server.cors_origins:
+        match = _ORIGIN.fullmatch(origin)
+        if origin != "*" and (match is None or match["port"] == _DEFAULT_PORTS.get(match["scheme"], "")):
+            raise ConfigError(
+                f"cors_origins has {origin!r}, which no browser sends; write * or scheme://host[:port] in lower case, "
+                "without the scheme's own port and without a path, such as https://app.example"
+            )
 
 
 def _refuse_inert(given: Mapping[str, Any], config: Config) -> None:

@@ -61,13 +61,16 @@ def test_the_bar_counts_and_leaves_nothing_behind() -> None:
     out = io.StringIO()
     ended = RequestRecord(target="A", round=0, group="g", index=0)
     with Bar(out, shown=True, several=True, rounds=3) as bar:
+        bar.INTERVAL_S = 0.0  # type: ignore[misc]
         bar.round_begins("A", 1, 2)
         for _ in range(3):  # one more than was announced
             bar.request_ended(ended)
         bar.round_begins("B", 1, 0)
-    first, *_, last, end = out.getvalue().split("\r\x1b[K")[1:]
-    assert first.startswith("A round 2/3 [")
+    first, *_, full, last, end = out.getvalue().split("\r\x1b[K")[1:]
+    assert first.startswith("A round 2/3 ")
     assert first.endswith("0/2")
+    assert "━" not in first
+    assert "━" * Bar.WIDTH in full
     assert last.startswith("B round 2/3")
     assert end == ""
 
@@ -123,6 +126,6 @@ def test_a_failed_check_is_exit_code_1(server: ScriptedServer) -> None:
 )
 def test_what_is_refused_names_what_to_do(args: tuple[str, ...], message: str) -> None:
     result = call(*args)
-    assert result.exit_code != 0
+    assert result.exit_code == 2
     assert message in result.output
     assert "Traceback" not in result.output

@@ -9,8 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from headstart.cli.client import Client, ServerError, parse_server_timing, read_events
+from headstart.cli.client import AddressError, Client, ServerError, parse_server_timing, read_events
+from headstart.cli.group import group
 
 
 class ChatServer(ThreadingHTTPServer):
@@ -142,3 +144,22 @@ def test_server_timing_entries_without_a_duration_are_left_out() -> None:
 def test_what_comes_after_done_is_not_read() -> None:
     lines = iter([b"data: {}\n", b"\n", b"event: x\n", b"data: [DONE]\n", b"data: nonsense\n"])
     assert list(read_events(lines)) == [{}]
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://a:99999", "http://a:b"])
+def test_an_address_of_no_server(url: str) -> None:
+    with pytest.raises(AddressError, match="not the URL of a server"):
+        Client(url)
+
+
+def test_a_key_that_no_header_carries() -> None:
+    with pytest.raises(AddressError, match="no HTTP header"):
+        Client("http://a", api_key="clé")
+
+
+def test_a_line_that_is_no_text_is_asked_all_the_same(server: ChatServer) -> None:
+    server.events = [piece("yes", "stop"), USAGE]
+    result = CliRunner().invoke(group, ["chat", "--url", server.url], input=b"caf\xe9 \xff\nand on\n")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "yes\nyes\n"
+    assert server.asked[1][2]["messages"] == [{"role": "user", "content": "caf\ufffd \ufffd"}]

@@ -281,10 +281,20 @@ def test_a_mistyped_key_in_the_file_gets_the_nearest_one(tmp_path: Path) -> None
     assert "did you mean max_num_seqs?" in one_error_line(serve("--config", str(file)))
 
 
-def test_values_out_of_range_and_without_effect() -> None:
-    assert "max_num_seqs is 0" in one_error_line(serve("--max-num-seqs", "0"))
-    assert "aging_ms has no effect" in one_error_line(serve("--policy", "fcfs", "--aging-ms", "1"))
-    assert "2 gigs" in serve("--kv-cache-memory", "2 gigs").stderr
+def test_flags_that_cannot_work_are_a_usage_error() -> None:
+    """Other sources of the same mistake are not: nothing is wrong with the command line then."""
+    for flags, told in (
+        (["--max-num-seqs", "0"], "max_num_seqs is 0"),
+        (["--policy", "fcfs", "--aging-ms", "1"], "aging_ms has no effect"),
+        (["--kv-cache-memory", "2 gigs"], "2 gigs"),
+    ):
+        result = serve(*flags)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("error: ")
+        assert told in result.stderr
+    for faultless in ([], ["--max-n", "3"]):
+        result = CliRunner(env={"HEADSTART_MAX_NUM_SEQS": "0"}).invoke(group, ["serve", *faultless, "--port", "0"])
+        assert "max_num_seqs is 0" in one_error_line(result)
 
 
 def test_the_help_is_grouped_and_shows_defaults() -> None:

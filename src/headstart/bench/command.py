@@ -11,8 +11,10 @@ from typing import Any, TextIO, get_args
 import click
 from click.core import ParameterSource
 from rich.console import Console
+from rich.progress_bar import ProgressBar
 
-from headstart.bench.options import ApiName, BenchError, BenchOptions, LengthDist, WorkloadName
+from headstart.bench.http import Origin
+from headstart.bench.options import ApiName, BenchError, BenchOptions, LengthDist, WorkloadName, validate
 from headstart.bench.record import RequestRecord
 from headstart.bench.report import Report, write_report
 from headstart.bench.run import run
@@ -57,11 +59,20 @@ def _parse_dist(ctx: click.Context, param: click.Parameter, value: str | None) -
         raise click.BadParameter(str(error), ctx, param) from None
 
 
+def _check_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    try:
+        if value is not None:
+            Origin.parse(value)
+    except BenchError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    return value
+
+
 class Bar:
     """A progress bar of one line on a terminal. Drawing it takes microseconds, in the thread that takes the times.
 
-    A richer one would render for milliseconds, in a thread of its own, while the event loop waits for the interpreter:
-    it would show up in the very times that are measured.
+    A live one of rich would render for milliseconds, in a thread of its own, while the event loop waits for the
+    interpreter: it would show up in the very times that are measured. So all its states are rendered before.
     """
 
     WIDTH = 30
@@ -75,6 +86,7 @@ class Bar:
         self._label = ""
         self._done = self._total = 0
         self._drawn_at = 0.0
+        self._bars = _render_bars(Console(file=out), self.WIDTH) if shown else []
 
     def __enter__(self) -> Bar:
         return self
@@ -100,8 +112,9 @@ class Bar:
 
     def _draw(self) -> None:
         self._drawn_at = time.monotonic()
-        filled = self.WIDTH * self._done // self._total
-        self._write(f"\r\x1b[K{self._label} [{'#' * filled:-<{self.WIDTH}}] {self._done}/{self._total}")
+        if self._shown:
+            bar = self._bars[self.WIDTH * self._done // self._total]
+            self._write(f"\r\x1b[K{self._label} {bar} {self._done}/{self._total}")
 
     def _write(self, text: str) -> None:
         if self._shown:
@@ -109,13 +122,30 @@ class Bar:
             self._out.flush()
 
 
+def _render_bars(console: Console, width: int) -> list[str]:
+    """The bar as the other commands draw it, from empty to full."""
+    bars = []
+    for filled in range(width + 1):
+        with console.capture() as capture:
+            console.print(ProgressBar(width, filled, width), end="")
+        bars.append(capture.get().rstrip("\n"))
+    return bars
+
+
 def _default(name: str) -> Any:
     return getattr(BenchOptions(), name)
 
 
 @click.command(name="bench", short_help="Measure a server's time to first token under load.")
-@click.option("--url", default=_default("url"), show_default=True, help="The server, with or without /v1.")
-@click.option("--against", metavar="URL", help="A second server, measured in turn with the first; prints ratios.")
+@click.option(
+    "--url", callback=_check_url, default=_default("url"), show_default=True, help="The server, with or without /v1."
+)
+@click.option(
+    "--against",
+    callback=_check_url,
+    metavar="URL",
+    help="A second server, measured in turn with the first; prints ratios.",
+)
 @click.option("--workload", "-w", type=click.Choice(get_args(WorkloadName)), default="idle", show_default=True)
 @click.option("--model", help="Model to ask for.  [default: the first that the server lists]")
 @click.option("--against-model", help="The same, for the second server.")
@@ -165,11 +195,15 @@ def bench(ctx: click.Context, /, json_file: Path | None, progress: bool, **value
     """Measure any OpenAI-compatible server from its client's side.
 
     TTFT is the time from the request being written to the first non-empty content, reasoning or tool delta. Arrivals
-    never wait for answers. Exit code: 0; 1 if it could not run, nothing was answered, or a check failed; 130 after
-    Ctrl-C.
+    never wait for answers. Exit code: 0; 1 if it could not run, nothing was answered, or a check failed; 2 if the
+    command line is wrong; 130 after Ctrl-C.
     """
     _refuse_inert_options(ctx, values["workload"])
     options = BenchOptions(**values)
+    try:
+        validate(options)
+    except BenchError as error:
+        raise click.UsageError(str(error), ctx) from None
     try:
         shown = progress and sys.stderr.isatty()
         with Bar(sys.stderr, shown=shown, several=bool(options.against), rounds=options.rounds) as bar:

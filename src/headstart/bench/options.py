@@ -124,6 +124,8 @@ def validate(options: BenchOptions) -> BenchOptions:
         raise BenchError(f"--workload is {options.workload!r}; it must be one of {', '.join(get_args(WorkloadName))}")
     if options.api not in get_args(ApiName):
         raise BenchError(f"--api is {options.api!r}; it must be one of {', '.join(get_args(ApiName))}")
+    if options.api_key and not (options.api_key.isascii() and options.api_key.isprintable()):
+        raise BenchError("--api-key has characters that no HTTP header can carry")
     if not options.lengths or min(options.lengths) < 1:
         raise BenchError("--lengths must hold numbers of at least 1, as in --lengths 128,512,2048")
     if options.workload == "trace" and options.file is None:

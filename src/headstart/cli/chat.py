@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import math
 import sys
 from contextlib import ExitStack
 
@@ -13,14 +15,22 @@ with contextlib.suppress(
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
-from headstart.cli.client import Answer, Client, Message, ServerError
+from headstart.cli.client import AddressError, Answer, Client, Message, ServerError
 from headstart.cli.errors import CommandError
+from headstart.cli.failure import show_error
 from headstart.cli.local_server import LocalServer
 from headstart.cli.show import ledger_table, one_line
 from headstart.config import DEFAULT_MODEL
 
 _COMMANDS = "/reset starts anew, /ledger shows where the last TTFT went, /quit ends"
+
+
+def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no temperature.", ctx, param)
+    return value
 
 
 @click.command()
@@ -31,7 +41,7 @@ _COMMANDS = "/reset starts anew, /ledger shows where the last TTFT went, /quit e
 @click.option("--api-key", envvar="HEADSTART_API_KEY", help="Key for the server at --url.")
 @click.option("--system", help="System message.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer. [default: the server's]")
-@click.option("--temperature", type=click.FloatRange(0), help="0 is greedy. [default: the server's]")
+@click.option("--temperature", type=click.FloatRange(0), callback=_finite, help="0 is greedy. [default: the server's]")
 def chat(
     model: str | None,
     url: str | None,
@@ -56,6 +66,8 @@ def chat(
                 client = Client(url, api_key=api_key)
             name = model if model and url else client.models()[0]
             Conversation(client, name, system, options).run()
+    except AddressError as error:
+        raise click.UsageError(str(error)) from error
     except ServerError as error:
         raise CommandError(str(error)) from error
 
@@ -75,6 +87,8 @@ class Conversation:
 
     def run(self) -> None:
         """Until /quit or the end of the input."""
+        if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no text must not end the conversation
+            sys.stdin.reconfigure(errors="replace")
         if self._interactive:
             self._notes.print(f"[dim]{self._model} at {self._client.base_url} · {_COMMANDS}[/]")
         while (line := self._read()) is not None:
@@ -97,7 +111,7 @@ class Conversation:
         elif line == "/ledger":
             self._notes.print(ledger_table(self._last, "Last answer") if self._last else "[dim]no answer yet[/]")
         elif line.startswith("/") and self._interactive:
-            self._notes.print(f"[dim]unknown command {line}: {_COMMANDS}[/]", markup=True)
+            self._notes.print(f"[dim]unknown command {escape(line)}: {_COMMANDS}[/]")
         else:
             return False
         return True
@@ -112,7 +126,7 @@ class Conversation:
         except ServerError as error:
             if not self._interactive:
                 raise
-            self._notes.print(f"[red]{error}[/]")
+            show_error(str(error))
             return
         click.echo()
         self._messages += [question, {"role": "assistant", "content": answer.text}]

@@ -12,13 +12,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 Message = Mapping[str, str]
 
 
 class ServerError(RuntimeError):
     """The server could not be reached or refused; the message says which, in one line."""
+
+
+class AddressError(ServerError):
+    """No server can be meant: the URL or the key is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,16 @@ class Client:
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
         parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ServerError(f"{base_url!r} is not the URL of a server; write it like http://127.0.0.1:8000")
+        port = _port(parts)
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise AddressError(f"{base_url!r} is not the URL of a server; write it like http://127.0.0.1:8000")
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise AddressError("the API key has characters that no HTTP header can carry")
         self.base_url = f"{parts.scheme}://{parts.netloc}"
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._connect: Callable[[], http.client.HTTPConnection] = lambda: (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )(parts.hostname or "", parts.port, timeout=timeout)
+        )(parts.hostname or "", port, timeout=timeout)
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -133,6 +140,14 @@ class Client:
             connection.close()
             raise ServerError(f"{self.base_url} answered {response.status}: {_reason(text)}")
         return connection, response
+
+
+def _port(parts: SplitResult) -> int | None:
+    """None: the scheme's own; 0: it is none."""
+    try:
+        return parts.port
+    except ValueError:
+        return 0
 
 
 def _read_answer(response: http.client.HTTPResponse, sent: float, on_text: Callable[[str], None]) -> Answer:

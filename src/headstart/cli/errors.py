@@ -1,4 +1,4 @@
-"""How a command fails: one clear red line on stderr and exit code 1. Knows which exceptions are a caller's mistake."""
+"""How a command fails: exit code 1, or 2 where a flag is at fault. Knows which exceptions are a caller's mistake."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import IO, Any
 
 import click
 
+from headstart.cli.failure import show_error
 from headstart.config import ConfigError
 from headstart.executor.base import StartupError
 from headstart.hub import ModelError
+from headstart.settings import FlagError
 
 
 class CommandError(click.ClickException):
@@ -19,13 +21,15 @@ class CommandError(click.ClickException):
     exit_code = 1
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.secho(f"error: {self.message}", fg="red", err=True)
+        show_error(self.message)
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn the exceptions that name a caller's mistake into a `CommandError`; anything else keeps its traceback."""
+    """Turn the exceptions that name a caller's mistake into click's; anything else keeps its traceback."""
     try:
         yield
+    except FlagError as error:
+        raise click.UsageError(str(error)) from error
     except (ConfigError, ModelError, StartupError) as error:
         raise CommandError(" ".join(str(error).split())) from error

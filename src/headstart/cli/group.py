@@ -1,13 +1,23 @@
-"""The command group: lazy subcommands, near names for mistyped ones. Knows no subcommand's options."""
+"""The command group: lazy subcommands, near names for mistyped ones, and the end of a command that fails.
+
+Knows no subcommand's options.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import sys
 from importlib import import_module
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
 import headstart
+from headstart.cli.failure import show_error
+from headstart.cli.interrupts import INTERRUPTED, plain_interrupts
 from headstart.settings import did_you_mean
 
 
@@ -28,7 +38,27 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group that knows its subcommands by name only, until one of them runs."""
+    """A group that knows its subcommands by name only, until one of them runs. All of them fail in one style."""
+
+    def main(self, *args: Any, **extra: Any) -> NoReturn:
+        try:
+            code = super().main(*args, **{**extra, "standalone_mode": False})
+        except NoArgsIsHelpError as error:
+            error.show()
+            code = error.exit_code
+        except click.ClickException as error:
+            show_error(" ".join(error.format_message().split()))
+            code = error.exit_code
+        except click.Abort:
+            click.echo("interrupted", err=True)
+            code = INTERRUPTED
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            _drop_output()
+            show_error(f"cannot write: {error.strerror}")
+            code = 1
+        sys.exit(code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -37,7 +67,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].target.partition(":")
-        command = getattr(import_module(module), attribute)
+        with plain_interrupts():
+            command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
 
@@ -53,13 +84,13 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
 
 
+def _drop_output() -> None:
+    """Python would try once more to write what is left, and print a trace."""
+    with contextlib.suppress(OSError):  # not a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(headstart.__version__, "-V", "--version", message="headstart %(version)s")
 def group() -> None:
     """Headstart: an LLM inference server built for the time to first token."""
-
-
-def main() -> NoReturn:
-    """Entry point of the `headstart` script."""
-    group(prog_name="headstart")
-    raise AssertionError("click exits by itself")
