@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from headstart.bench.ledger import PARTS, LedgerCheck
@@ -156,7 +157,7 @@ def _print_errors(report: Report, console: Console) -> None:
             text = f"{record.target} {record.group}: {record.error}"
             counts[text] = counts.get(text, 0) + 1
     for text, count in sorted(counts.items(), key=lambda item: -item[1])[:MAX_ERRORS_SHOWN]:
-        console.print(f"[red]{count} x[/] {text}", highlight=False)
+        console.print(f"[red]{count} x[/] {escape(text)}", highlight=False)
     if len(counts) > MAX_ERRORS_SHOWN:
         console.print(f"[red]and {len(counts) - MAX_ERRORS_SHOWN} other errors[/] (--json has all)")
     late = max((summary.late_max_ms for summary in report.groups), default=0.0)
