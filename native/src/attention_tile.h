@@ -1,0 +1,250 @@
+// Attention of some query rows to one tile of 64 keys: scores, softmax, weighted values.
+//
+// The order of every sum is fixed: scores over the columns, weighted values over the keys, one after the other in one
+// accumulator each, whatever the number of rows in a micro-kernel. A row's result depends on its query and keys alone.
+#pragma once
+
+#include <cfloat>
+#include <type_traits>
+
+#include "kv.h"
+#include "simd.h"
+
+namespace headstart {
+namespace HS_ISA {
+
+constexpr int kTileKeys = 64;
+constexpr int kTileGroups = kTileKeys / kPanel;
+// A row's reference exponent follows its maximum only when that has grown by more: weights up to 2^8 do no harm.
+constexpr float kMaxGrowth = 8.f;
+constexpr float kNothingSeen = -FLT_MAX;
+
+// Keys and values of a tile as floats, in groups of 16 keys.
+struct Tile {
+  int num_groups;                      // those that hold a key that some row sees
+  const float* keys[kTileGroups];      // [head_dim], key_stride apart, 16 keys side by side
+  const float* values[kTileGroups];    // [16][padded_dim]
+  size_t key_stride;
+  const float* key_scales;             // [64], or null
+  const float* value_scales;
+};
+
+// Softmax so far: sum(weight * value) [rows][padded_dim], sum(weight) in lanes, the exponent that weights refer to.
+struct Partial {
+  float* sums;
+  float* weight_lanes;  // [rows][kLanes]
+  float* exponents;     // [rows]
+};
+
+// Query rows of one KV head: consecutive queries, `heads_per_query` rows each.
+struct Rows {
+  const float* queries;  // [count][padded_dim]
+  int count, heads_per_query;
+  int first_position;    // of the first query
+  int head_dim, padded_dim;
+
+  int position(int row) const { return first_position + row / heads_per_query; }
+  // The first row that sees this key.
+  int first_seeing(int key) const { return std::max(0, key - first_position) * heads_per_query; }
+};
+
+// Calls f with the largest possible number of rows as a type, again and again.
+template <int ROWS, class F>
+HS_INLINE void with_rows(int rows, F&& f) {
+  if (rows == ROWS) {
+    f(std::integral_constant<int, ROWS>());
+  } else if constexpr (ROWS > 1) {
+    with_rows<ROWS - 1>(rows, f);
+  }
+}
+
+template <class F>
+HS_INLINE void for_row_groups(int first, int end, F&& f) {
+  int row = first;
+  for (; row + kMaxRows <= end; row += kMaxRows) f(std::integral_constant<int, kMaxRows>(), row);
+  with_rows<kMaxRows - 1>(end - row, [&](auto rows) { f(rows, row); });
+}
+
+// -- micro-kernels ----------------------------------------------------------------------------------------------------
+
+// scores[ROWS][64], 16 of them = queries . keys
+template <int ROWS>
+static __attribute__((noinline)) void score(const float* queries, size_t query_stride, const float* keys,
+                                            size_t key_stride, int head_dim, float* scores) {
+  VF sums[ROWS][kPanelVecs];
+  HS_UNROLL for (int r = 0; r < ROWS; r++) {
+    HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[r][v] = zero();
+  }
+  for (int d = 0; d < head_dim; d++) {
+    VF key[kPanelVecs];
+    HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
+      key[v] = load(keys + v * kLanes);
+      HS_KEEP(key[v]);
+    }
+    keys += key_stride;
+    HS_UNROLL for (int r = 0; r < ROWS; r++) {
+      const VF query = set1(queries[size_t(r) * query_stride + size_t(d)]);
+      HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[r][v] = fma(query, key[v], sums[r][v]);
+    }
+  }
+  HS_UNROLL for (int r = 0; r < ROWS; r++) {
+    HS_UNROLL for (int v = 0; v < kPanelVecs; v++) store(scores + r * kTileKeys + v * kLanes, sums[r][v]);
+  }
+}
+
+// sums[ROWS][16 columns] += weights[ROWS][64] . values
+template <int ROWS>
+static __attribute__((noinline)) void add_values(const float* weights, const float* const* values, int num_groups,
+                                                 size_t column, size_t padded_dim, float* out) {
+  VF sums[ROWS][kPanelVecs];
+  HS_UNROLL for (int r = 0; r < ROWS; r++) {
+    HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[r][v] = load(out + size_t(r) * padded_dim + v * kLanes);
+  }
+  for (int group = 0; group < num_groups; group++) {
+    const float* from = values[group] + column;
+    for (int key = 0; key < kPanel; key++) {
+      VF value[kPanelVecs];
+      HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
+        value[v] = load(from + v * kLanes);
+        HS_KEEP(value[v]);
+      }
+      from += padded_dim;
+      HS_UNROLL for (int r = 0; r < ROWS; r++) {
+        const VF weight = set1(weights[r * kTileKeys + key]);
+        HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[r][v] = fma(weight, value[v], sums[r][v]);
+      }
+    }
+    weights += kPanel;
+  }
+  HS_UNROLL for (int r = 0; r < ROWS; r++) {
+    HS_UNROLL for (int v = 0; v < kPanelVecs; v++) store(out + size_t(r) * padded_dim + v * kLanes, sums[r][v]);
+  }
+}
+
+// -- softmax ----------------------------------------------------------------------------------------------------------
+
+HS_INLINE void scale_row(float* x, int count, float factor) {
+  for (int i = 0; i < count; i += kLanes) store(x + i, mul(load(x + i), set1(factor)));
+}
+
+HS_INLINE float power_of_two(float exponent) {
+  float lanes[kLanes];
+  store(lanes, exp2_approx(set1(exponent)));
+  return lanes[0];
+}
+
+// The exponent that this tile's weights refer to; what was summed before is made to refer to it, too.
+HS_INLINE float raise_exponent(const Partial& partial, int row, int padded_dim, float most) {
+  const float before = partial.exponents[row];
+  if (!(most > before + kMaxGrowth)) return before;
+  partial.exponents[row] = most;
+  if (before != kNothingSeen) {
+    const float factor = power_of_two(before - most);
+    scale_row(partial.sums + size_t(row) * size_t(padded_dim), padded_dim, factor);
+    scale_row(partial.weight_lanes + size_t(row) * kLanes, kLanes, factor);
+  }
+  return most;
+}
+
+// Scores of one row become weights; keys from `visible` on get zero.
+template <bool SCALED>
+HS_INLINE void weigh_row(float* scores, int visible, const Tile& tile, const Partial& partial, int row,
+                         int padded_dim) {
+  const int width = tile.num_groups * kPanel;
+  const int vecs_end = (visible + kLanes - 1) / kLanes * kLanes;
+  if constexpr (SCALED) {
+    for (int i = 0; i < vecs_end; i += kLanes) store(scores + i, mul(load(scores + i), load(tile.key_scales + i)));
+  }
+  for (int i = visible; i < vecs_end; i++) scores[i] = kNothingSeen;
+  VF most = load(scores);
+  for (int i = kLanes; i < vecs_end; i += kLanes) most = vmax(most, load(scores + i));
+  const VF exponent = set1(raise_exponent(partial, row, padded_dim, hmax(most)));
+  float* lanes = partial.weight_lanes + size_t(row) * kLanes;
+  VF sum = load(lanes);
+  for (int i = 0; i < vecs_end; i += kLanes) {
+    VF weight = exp2_approx(sub(load(scores + i), exponent));
+    if (i + kLanes > visible) weight = first_lanes(weight, visible - i);
+    sum = add(sum, weight);
+    if constexpr (SCALED) weight = mul(weight, load(tile.value_scales + i));
+    store(scores + i, weight);
+  }
+  store(lanes, sum);
+  for (int i = vecs_end; i < width; i += kLanes) store(scores + i, zero());
+}
+
+// The same where every key of the tile is seen: nearly always.
+template <bool SCALED>
+HS_INLINE void weigh_full_row(float* scores, const Tile& tile, const Partial& partial, int row, int padded_dim) {
+  constexpr int kVecs = kTileKeys / kLanes;
+  VF most = set1(kNothingSeen);
+  HS_UNROLL for (int i = 0; i < kVecs; i++) {
+    VF score = load(scores + i * kLanes);
+    if constexpr (SCALED) {
+      score = mul(score, load(tile.key_scales + i * kLanes));
+      store(scores + i * kLanes, score);
+    }
+    most = vmax(most, score);
+  }
+  const VF exponent = set1(raise_exponent(partial, row, padded_dim, hmax(most)));
+  float* lanes = partial.weight_lanes + size_t(row) * kLanes;
+  VF sum = load(lanes);
+  HS_UNROLL for (int i = 0; i < kVecs; i++) {
+    VF weight = exp2_approx(sub(load(scores + i * kLanes), exponent));
+    sum = add(sum, weight);
+    if constexpr (SCALED) weight = mul(weight, load(tile.value_scales + i * kLanes));
+    store(scores + i * kLanes, weight);
+  }
+  store(lanes, sum);
+}
+
+// -- one tile ---------------------------------------------------------------------------------------------------------
+
+static void score_tile(const Rows& rows, const Tile& tile, int first_key, float* scores) {
+  const size_t stride = size_t(rows.padded_dim);
+  for (int group = 0; group < tile.num_groups; group++) {
+    for_row_groups(rows.first_seeing(first_key + group * kPanel), rows.count, [&](auto count, int row) {
+      score<decltype(count)::value>(rows.queries + size_t(row) * stride, stride, tile.keys[group], tile.key_stride,
+                                    rows.head_dim, scores + row * kTileKeys + group * kPanel);
+    });
+  }
+}
+
+template <bool SCALED>
+static void weigh_tile(const Rows& rows, const Tile& tile, int first_key, float* scores, const Partial& partial) {
+  for (int row = rows.first_seeing(first_key); row < rows.count; row++) {
+    const int visible = std::min(kTileKeys, rows.position(row) - first_key + 1);
+    float* row_scores = scores + row * kTileKeys;
+    if (visible == kTileKeys) {
+      weigh_full_row<SCALED>(row_scores, tile, partial, row, rows.padded_dim);
+    } else {
+      weigh_row<SCALED>(row_scores, visible, tile, partial, row, rows.padded_dim);
+    }
+  }
+}
+
+static void add_tile(const Rows& rows, const Tile& tile, int first_key, const float* weights, float* sums) {
+  const size_t stride = size_t(rows.padded_dim);
+  for (size_t column = 0; column < stride; column += kPanel) {
+    for_row_groups(rows.first_seeing(first_key), rows.count, [&](auto count, int row) {
+      constexpr int kRows = decltype(count)::value;
+      const int visible = rows.position(row + kRows - 1) - first_key + 1;
+      const int groups = std::min(tile.num_groups, (visible + kPanel - 1) / kPanel);
+      add_values<kRows>(weights + row * kTileKeys, tile.values, groups, column, stride,
+                        sums + size_t(row) * stride + column);
+    });
+  }
+}
+
+// Adds a tile's keys to what the rows have seen. `scores` has room for [rows][64].
+static void attend_tile(const Rows& rows, const Tile& tile, int first_key, float* scores, const Partial& partial) {
+  score_tile(rows, tile, first_key, scores);
+  if (tile.key_scales != nullptr) {
+    weigh_tile<true>(rows, tile, first_key, scores, partial);
+  } else {
+    weigh_tile<false>(rows, tile, first_key, scores, partial);
+  }
+  add_tile(rows, tile, first_key, scores, partial.sums);
+}
+
+}  // namespace HS_ISA
+}  // namespace headstart
