@@ -1,7 +1,7 @@
 """The two grades of the exactness promise (decision 0007), by the script that measures them for any model.
 
-Float32 on a CPU: no bit differs, here with a KV pool in half precision (`test_exactness.py` has the usual one). Half
-precision: answers part at near-ties only.
+By our kernels, on a CPU: no bit differs, here in bfloat16 and with a KV pool in less (`test_exactness.py` has the usual
+one). By plain torch, here in float16: answers part at near-ties only.
 """
 
 from __future__ import annotations
@@ -41,16 +41,19 @@ def run(script: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: 
     return script.main(), json.loads(found.read_text())
 
 
-def test_in_float32_no_bit_differs(script: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, read = run(script, folder, monkeypatch, "--kv-cache-dtype", "bfloat16")
+@pytest.mark.parametrize("arguments", [("--kv-cache-dtype", "bfloat16"), ("--dtype", "bfloat16")], ids=" ".join)
+def test_by_our_kernels_no_bit_differs(
+    script: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, str]
+) -> None:
+    code, read = run(script, folder, monkeypatch, *arguments)
     assert list(read["results"].values()) == [{"same": 4, "gaps": [], "noise": 0}] * WAYS
     assert code == 0
 
 
-def test_in_half_precision_answers_part_at_near_ties_only(
+def test_by_plain_torch_answers_part_at_near_ties_only(
     script: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, read = run(script, folder, monkeypatch, "--dtype", "bfloat16")
+    code, read = run(script, folder, monkeypatch, "--dtype", "float16")
     assert [bar["limit"] for bar in read["bars"]] == [0.5] * WAYS
     assert code == 0
     assert max(way["noise"] for way in read["results"].values()) > 0, (

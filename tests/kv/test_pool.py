@@ -1,28 +1,29 @@
-"""The KV pool's memory: its size and layout."""
+"""The KV pool's memory: its size and its layers."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
 from headstart.kv import KVPool
-from headstart.perf import ModelSpec, RopeSpec
+from headstart.ops import HeadShape, KVFormat, TorchOps
 
-SPEC = ModelSpec("llama", 32, 24, 16, 3, 4, 2, 8, 64, 1e-5, RopeSpec())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_bytes_per_block_is_what_a_block_takes(dtype: torch.dtype) -> None:
-    pool = KVPool(SPEC, 5, 16, dtype, "cpu")
-    assert pool.data.nbytes == 5 * KVPool.bytes_per_block(SPEC, 16, dtype)
-    assert (pool.dtype, pool.device.type) == (dtype, "cpu")
+HEADS = HeadShape(4, 2, 8)
 
 
-def test_layers_are_views_of_one_memory_and_begin_finite() -> None:
-    pool = KVPool(SPEC, 5, 4, torch.float32, "cpu")
+@pytest.mark.parametrize("kv_format", KVFormat)
+def test_bytes_per_block_is_what_a_block_takes(kv_format: KVFormat) -> None:
+    layout = TorchOps().kv_layout(HEADS, 16, kv_format)
+    pool = KVPool(layout, 3, 5, "cpu")
+    assert pool.data.nbytes == 5 * KVPool.bytes_per_block(layout, 3)
+    assert (pool.block_size, pool.device.type) == (16, "cpu")
+    numbers = 3 * 5 * 2 * 2 * 16  # layers, blocks, keys and values, heads, slots
+    assert pool.data.nbytes == numbers * (8 * kv_format.dtype.itemsize + (4 if kv_format.scaled else 0))
+
+
+def test_layers_are_views_of_one_memory_and_begin_zero() -> None:
+    pool = KVPool(TorchOps().kv_layout(HEADS, 4, KVFormat.FLOAT32), 3, 5, "cpu")
     assert not pool.data.any()
-    for layer in range(3):
-        assert pool.keys(layer).shape == pool.values(layer).shape == (2, 20, 8)
-        pool.keys(layer).fill_(2 * layer + 1)
-        pool.values(layer).fill_(2 * layer + 2)
-    assert [float(part[0, 0, 0]) for layer in pool.data for part in layer] == [1, 2, 3, 4, 5, 6]
+    for index, layer in enumerate(pool.layers):
+        assert layer.shape == (5, pool.layout.block_bytes)
+        layer.fill_(index + 1)
+    assert pool.data[:, 0, 0].tolist() == [1, 2, 3]

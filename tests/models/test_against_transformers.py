@@ -12,7 +12,7 @@ import transformers
 from headstart.hub import resolve
 from headstart.models import load_model
 from headstart.models.sources import open_source
-from headstart.ops import CpuOps, TorchOps
+from headstart.ops import KVFormat, TorchOps
 from headstart.perf import read_model_spec
 from headstart.perf.tensors import expected_tensors
 from tests.models.tiny import VOCAB, chunked_logits, load, pool_for, reference, write_gguf_model
@@ -156,10 +156,11 @@ def test_a_reduced_kv_pool_stays_close_to_the_full_one(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     ids = torch.arange(60)
     expected = expected_logits(model, ids)
-    for ops in (CpuOps(8), TorchOps()):
+    tolerances = {KVFormat.BFLOAT16: 0.2, KVFormat.FLOAT16: 0.03, KVFormat.INT8: 0.2, KVFormat.FP8: 0.5}
+    for ops in (None, TorchOps()):
         decoder = load(tmp_path, ops)
-        for dtype, tolerance in ((torch.bfloat16, 0.2), (torch.float16, 0.03)):
-            pool = pool_for(decoder, 20, BLOCK, dtype)
+        for kv_format, tolerance in tolerances.items():
+            pool = pool_for(decoder, 20, BLOCK, kv_format)
             got = chunked_logits(decoder, ids, (33, 1, 26), [3, 2, 1, *range(4, 20)], BLOCK, pool)
             assert float((got - expected).abs().max()) < tolerance * float(expected.abs().max())
 
@@ -169,9 +170,8 @@ def test_half_precision_models_stay_close_to_full_precision(dtype: torch.dtype, 
     model = reference("qwen3")
     model.save_pretrained(tmp_path)
     decoder = load(tmp_path, dtype=dtype)
-    assert decoder.dtype == dtype
     ids = torch.arange(60)
-    pool = pool_for(decoder, 20, BLOCK, dtype)
+    pool = pool_for(decoder, 20, BLOCK, KVFormat(str(dtype).removeprefix("torch.")))
     got = chunked_logits(decoder, ids, (33, 1, 26), [3, 2, 1, *range(4, 20)], BLOCK, pool)
     expected = expected_logits(model, ids)
     assert got.dtype == torch.float32

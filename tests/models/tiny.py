@@ -16,7 +16,7 @@ from torch import Tensor
 from headstart.hub import files_of_folder, files_of_gguf
 from headstart.kv import KVPool
 from headstart.models import Decoder, load_model
-from headstart.ops import BatchLayout, ChunkSpan, Ops
+from headstart.ops import BatchLayout, ChunkSpan, KVFormat, Ops
 from headstart.perf import read_model_spec
 from headstart.perf.tensors import gguf_name
 
@@ -76,10 +76,11 @@ def layout(chunks: Iterable[tuple[int, int, list[int]]], block_size: int) -> Bat
     return BatchLayout(torch.cat(positions), torch.cat(slots), tuple(spans))
 
 
-def pool_for(decoder: Decoder, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32) -> KVPool:
+def pool_for(decoder: Decoder, num_blocks: int, block_size: int, kv_format: KVFormat = KVFormat.FLOAT32) -> KVPool:
     """A pool full of other requests' leftovers."""
-    pool = KVPool(decoder.spec, num_blocks, block_size, dtype, "cpu")
-    pool.data.normal_(generator=torch.Generator().manual_seed(3))
+    pool = KVPool(decoder.kv_layout(block_size, kv_format), decoder.spec.num_layers, num_blocks, "cpu")
+    if not kv_format.scaled:
+        pool.data.view(kv_format.dtype).normal_(generator=torch.Generator().manual_seed(3))
     return pool
 
 

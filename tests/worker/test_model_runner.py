@@ -16,6 +16,7 @@ from headstart.core.request import SamplingParams
 from headstart.hub import files_of_folder
 from headstart.kv.pool import KVPool
 from headstart.models import Decoder, load_model
+from headstart.ops import KVFormat
 from headstart.perf.model_spec import read_model_spec
 from headstart.worker.model_runner import ModelRunner
 from headstart.worker.threads import single_thread
@@ -54,7 +55,7 @@ def golden(files) -> list[int]:
 
 
 def runner_of(decoder, spec, blocks: int = BLOCKS, block_size: int = BLOCK) -> ModelRunner:
-    pool = KVPool(spec, blocks, block_size, torch.float32, torch.device("cpu"))
+    pool = KVPool(decoder.kv_layout(block_size, KVFormat.FLOAT32), spec.num_layers, blocks, "cpu")
     return ModelRunner(decoder, pool, spec.vocab_size)
 
 
@@ -193,6 +194,9 @@ class PoisonedDecoder:
         self._decoder = decoder
         self._token_id = token_id
         self.rows_with_logits = 0
+
+    def kv_layout(self, block_size, kv_format):
+        return self._decoder.kv_layout(block_size, kv_format)
 
     def forward(self, token_ids, layout, pool):
         hidden = self._decoder.forward(token_ids, layout, pool)

@@ -11,6 +11,7 @@ import torch
 from headstart.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from headstart.executor.base import StartupError
 from headstart.hub import files_of_folder
+from headstart.ops import HeadShape, KVFormat, make_ops
 from headstart.perf.model_spec import read_model_spec
 from headstart.worker import Worker
 from headstart.worker.worker import settle_dtype
@@ -18,7 +19,12 @@ from tests.fixtures.stories import shared_data
 from tests.worker.driver import GREEDY, Driver, Job
 
 KB = 1024
-BYTES_PER_TOKEN = 5 * 2 * 4 * 8 * 4  # layers, keys and values, KV heads, head size, float32
+
+
+def block_bytes(kv_format: KVFormat = KVFormat.FLOAT32) -> int:
+    """Of the five layers of the model here."""
+    ops = make_ops(torch.device("cpu"), torch.float32, threads=1)
+    return 5 * ops.kv_layout(HeadShape(8, 4, 8), 16, kv_format).block_bytes
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +58,7 @@ def test_start_settles_sizes_and_serves_golden_tokens(files, spec):
     worker = Worker(config(), files, spec)
     info = worker.start(lambda stage, done, total: stages.append((stage, done, total)))
     assert info.block_size == 16
-    assert info.num_blocks == 2048 * KB // (16 * BYTES_PER_TOKEN)
+    assert info.num_blocks == 2048 * KB // block_bytes()
     assert info.max_model_len == 512
     assert info.vocab_size == 512
     assert torch.get_num_threads() == 1
@@ -82,20 +88,21 @@ def test_a_shorter_context(files, spec):
 
 
 def test_the_smallest_pool_warms_up(files, spec):
-    info = Worker(config(memory=16 * BYTES_PER_TOKEN), files, spec).start(None)
+    info = Worker(config(memory=block_bytes()), files, spec).start(None)
     assert info.num_blocks == 1
 
 
 def test_half_precision_pool_holds_twice_as_many_tokens(files, spec):
     half = replace(config(), cache=CacheConfig(kv_cache_memory=1024 * KB, kv_cache_dtype="bfloat16"))
     info = Worker(half, files, spec).start(None)
-    assert info.num_blocks == 2 * 1024 * KB // (16 * BYTES_PER_TOKEN)
+    assert info.num_blocks == 1024 * KB // block_bytes(KVFormat.BFLOAT16)
+    assert block_bytes() == 2 * block_bytes(KVFormat.BFLOAT16)
     assert "bfloat16" in info.summary
 
 
 def test_a_context_that_the_pool_cannot_hold(files, spec):
     with pytest.raises(StartupError, match=r"would hold 48 tokens .* needs 512 tokens"):
-        Worker(config(memory=64 * KB, max_model_len=512), files, spec).start(None)
+        Worker(config(memory=3 * block_bytes(), max_model_len=512), files, spec).start(None)
 
 
 def test_a_context_that_the_model_does_not_have(files, spec):

@@ -1,64 +1,50 @@
-"""The KV pool: the tensors that hold keys and values of all requests, addressed by block.
+"""The KV pool: the memory that holds keys and values of all requests, addressed by layer and block.
 
-Owns memory and its layout; knows neither requests nor who uses which block. Letters: L layers, N blocks, S block size,
-K KV heads, D head size.
-
-Layout: one tensor `[L, 2, K, N * S, D]`. A KV head's slots are contiguous, so the keys of a request whose blocks are
-consecutive are a *view* `[K, context, D]` with dense rows: attention reads them in place, without a copy.
+Owns the memory; knows neither requests nor who uses which block, nor what lies where inside a block: that is the
+layout's and the operations' matter. Letters: L layers, N blocks.
 """
 
 from __future__ import annotations
 
-import math
 import mmap
 
 import torch
 from torch import Tensor
 
-from headstart.perf.model_spec import ModelSpec
+from headstart.ops import KVLayout
 
 
 class KVPool:
     """Keys and values for `num_blocks * block_size` tokens of every layer, zero at first (so always finite)."""
 
-    __slots__ = ("block_size", "data", "num_blocks")
+    __slots__ = ("data", "layers", "layout", "num_blocks")
 
-    def __init__(
-        self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
+    def __init__(self, layout: KVLayout, num_layers: int, num_blocks: int, device: torch.device | str) -> None:
+        assert num_layers > 0, num_layers
         assert num_blocks > 0, num_blocks
-        assert block_size > 0, block_size
+        self.layout = layout
         self.num_blocks = num_blocks
-        self.block_size = block_size
-        shape = (spec.num_layers, 2, spec.num_kv_heads, num_blocks * block_size, spec.head_dim)
-        self.data = _zeros(shape, dtype, torch.device(device))  # [L, 2, K, N * S, D]
+        self.data = _zeros((num_layers, num_blocks, layout.block_bytes), torch.device(device))  # [L, N, bytes] uint8
+        self.layers: tuple[Tensor, ...] = tuple(self.data)  # each [N, bytes], views
 
     @staticmethod
-    def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+    def bytes_per_block(layout: KVLayout, num_layers: int) -> int:
         """Bytes that one block of all layers takes."""
-        return spec.kv_bytes_per_token(dtype.itemsize) * block_size
+        return layout.block_bytes * num_layers
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.data.dtype
+    def block_size(self) -> int:
+        return self.layout.block_size
 
     @property
     def device(self) -> torch.device:
         return self.data.device
 
-    def keys(self, layer: int) -> Tensor:
-        """Keys of one layer, `[K, N * S, D]`; a view."""
-        return self.data[layer, 0]
 
-    def values(self, layer: int) -> Tensor:
-        """Values of one layer, `[K, N * S, D]`; a view."""
-        return self.data[layer, 1]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(shape: tuple[int, int, int], device: torch.device) -> Tensor:
     """Zeros that cost memory and time only where they are written: `torch.zeros` would touch gigabytes at start-up."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
+        return torch.zeros(shape, dtype=torch.uint8, device=device)
+    num_bytes = shape[0] * shape[1] * shape[2]
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # the tensor keeps it alive
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(shape)

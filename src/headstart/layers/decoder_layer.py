@@ -6,30 +6,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from headstart.ops import AttentionStep, GatedLinear, HeadShape, Linear, Norm
+from headstart.ops import AddLinear, AttentionStep, GatedMLP, NormLinear, Own
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """Weights prepared by `Ops`, and which of the families' variations apply."""
 
-    heads: HeadShape
-    attention_norm: Norm
-    qkv: Linear  # queries, keys, values in one: [(H + 2K) * D, C]
-    qk_norm: Norm | None  # over each head of queries and keys
+    qkv: NormLinear  # queries, keys, values in one: [(H + 2K) * D, C]
+    qk_norm: Own  # or None
     rotate: bool
-    output: Linear
-    mlp_norm: Norm
-    gate_up: GatedLinear
-    down: Linear
+    output: AddLinear
+    mlp: GatedMLP
 
-    def __call__(self, x: Tensor, step: AttentionStep, keys: Tensor, values: Tensor) -> Tensor:
-        """x: `[T, C]`; keys, values: this layer's, `[K, N * S, D]`. Returns `[T, C]`."""
-        qkv = self.qkv(self.attention_norm(x))
-        if self.qk_norm is not None:
-            size = self.heads.rotated_size
-            by_head = qkv[:, :size].unflatten(-1, (-1, self.heads.head_dim))
-            by_head.copy_(self.qk_norm(by_head))
-        queries = step.rotate_and_write(qkv, keys, values, rotate=self.rotate)
-        x = self.output.add(step.attend(queries, keys, values), x)
-        return self.down.add(self.gate_up(self.mlp_norm(x)), x)
+    def __call__(self, x: Tensor, step: AttentionStep, kv: Tensor) -> Tensor:
+        """x: `[T, C]`, may be overwritten; kv: this layer's part of the pool. Returns `[T, C]`."""
+        queries = step.rotate_and_write(self.qkv(x), kv, rotate=self.rotate, qk_norm=self.qk_norm)
+        x = self.output(step.attend(queries, kv), x)
+        return self.mlp(x)

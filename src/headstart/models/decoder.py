@@ -11,8 +11,7 @@ from torch import Tensor
 from headstart.kv.pool import KVPool
 from headstart.layers.decoder_layer import DecoderLayer
 from headstart.layers.rotary import RotaryTable
-from headstart.models.footprint import held_bytes
-from headstart.ops import AttentionStep, BatchLayout, HeadShape, Linear, Norm, Ops, PoolShape
+from headstart.ops import AttentionStep, BatchLayout, Embeddings, HeadShape, KVFormat, KVLayout, NormLinear, Ops
 from headstart.perf.model_spec import ModelSpec
 
 
@@ -24,49 +23,42 @@ class Decoder:
         spec: ModelSpec,
         ops: Ops,
         heads: HeadShape,
-        embeddings: Tensor,  # [V, C]
+        embeddings: Embeddings,
         layers: tuple[DecoderLayer, ...],
-        final_norm: Norm,
-        lm_head: Linear,
+        lm_head: NormLinear,  # behind the final norm
         rotary: RotaryTable,
+        *,
+        device: torch.device,
+        num_weight_bytes: int,
     ) -> None:
         self.spec = spec
         self.ops = ops
+        self.device = device
+        self.num_weight_bytes = num_weight_bytes  # as they are held here
         self._heads = heads
         self._embeddings = embeddings
         self._layers = layers
-        self._final_norm = final_norm
         self._lm_head = lm_head
         self._rotary = rotary
 
-    @property
-    def device(self) -> torch.device:
-        return self._embeddings.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._embeddings.dtype
-
-    @property
-    def num_weight_bytes(self) -> int:
-        """Bytes that the weights take in memory as they are held here."""
-        return held_bytes(self._embeddings, self._layers, self._final_norm, self._lm_head)
+    def kv_layout(self, block_size: int, kv_format: KVFormat) -> KVLayout:
+        """How a layer's keys and values are to be held for this decoder."""
+        return self.ops.kv_layout(self._heads, block_size, kv_format)
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, layout: BatchLayout, pool: KVPool) -> Tensor:
-        """Hidden states after the final norm, `[T, C]`, of token ids `[T]`. Writes keys and values to the pool."""
+        """Hidden states before the final norm, `[T, C]`, of token ids `[T]`. Writes keys and values to the pool."""
         step = self.attention_step(layout, pool)
-        x = self._embeddings[token_ids]
-        for index, layer in enumerate(self._layers):
-            x = layer(x, step, pool.keys(index), pool.values(index))
-        return self._final_norm(x)
+        x = self._embeddings(token_ids)
+        for layer, kv in zip(self._layers, pool.layers, strict=True):
+            x = layer(x, step, kv)
+        return x
 
     @torch.inference_mode()
     def attention_step(self, layout: BatchLayout, pool: KVPool) -> AttentionStep:
         """What every layer of one step shares: positions, places, masks."""
-        shape = PoolShape(pool.num_blocks, pool.block_size, pool.dtype)
         cos, sin = self._rotary.rows(layout.positions)
-        return self.ops.attention_step(layout, self._heads, shape, cos, sin)
+        return self.ops.attention_step(layout, self._heads, pool.layout, cos, sin)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

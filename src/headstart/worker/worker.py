@@ -14,6 +14,7 @@ from headstart.executor.base import ExecutorInfo, StartupError
 from headstart.hub import ModelFiles, Progress
 from headstart.kv.pool import KVPool
 from headstart.models import Decoder, load_model
+from headstart.ops import KVFormat, make_ops
 from headstart.perf.model_spec import ModelSpec
 from headstart.worker.memory import PoolRequest, free_memory, num_blocks
 from headstart.worker.model_runner import ModelRunner
@@ -41,10 +42,14 @@ class Worker:
         """
         device = _device(self._config.model.device)
         max_model_len = _context(self._config.model.max_model_len, self._spec)
-        torch.set_num_threads(self._config.model.threads or usable_cores())
+        threads = self._config.model.threads or usable_cores()
+        torch.set_num_threads(threads)
         dtype = settle_dtype(self._config.model.dtype, device, self._spec)
-        decoder = load_model(self._files, self._spec, device=device, dtype=dtype, progress=progress)
-        pool = self._make_pool(device, dtype, max_model_len)
+        ops = make_ops(device, dtype, threads=threads)
+        decoder = load_model(self._files, self._spec, device=device, dtype=dtype, progress=progress, ops=ops)
+        if ops.has_own_threads:
+            torch.set_num_threads(1)  # torch's threads would only stand in the way of the kernels'
+        pool = self._make_pool(decoder, dtype, max_model_len)
         self._runner = ModelRunner(decoder, pool, self._spec.vocab_size)
         self._warm_up(self._runner, pool, max_model_len, progress)
         return ExecutorInfo(
@@ -52,7 +57,7 @@ class Worker:
             block_size=pool.block_size,
             max_model_len=max_model_len,
             vocab_size=self._spec.vocab_size,
-            summary=_summary(decoder, pool),
+            summary=_summary(decoder, pool, dtype, threads),
         )
 
     @torch.inference_mode()
@@ -66,11 +71,12 @@ class Worker:
         assert self._runner is not None, "reset before start"
         self._runner.reset()
 
-    def _make_pool(self, device: torch.device, dtype: torch.dtype, max_model_len: int) -> KVPool:
+    def _make_pool(self, decoder: Decoder, dtype: torch.dtype, max_model_len: int) -> KVPool:
         cache = self._config.cache
-        kv_dtype = dtype if cache.kv_cache_dtype == "auto" else _dtype(cache.kv_cache_dtype)
+        kv_format = KVFormat(_name(dtype) if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype)
+        layout = decoder.kv_layout(cache.block_size, kv_format)
         request = PoolRequest(
-            bytes_per_block=KVPool.bytes_per_block(self._spec, cache.block_size, kv_dtype),
+            bytes_per_block=KVPool.bytes_per_block(layout, self._spec.num_layers),
             block_size=cache.block_size,
             max_model_len=max_model_len,
             max_num_seqs=self._config.scheduler.max_num_seqs,
@@ -78,7 +84,8 @@ class Worker:
             # A context that the caller chose must fit; one that the model happens to have is lowered to the pool.
             min_tokens=self._config.model.max_model_len or _MIN_TOKENS,
         )
-        return KVPool(self._spec, num_blocks(request, free_memory(device)), cache.block_size, kv_dtype, device)
+        count = num_blocks(request, free_memory(decoder.device))
+        return KVPool(layout, self._spec.num_layers, count, decoder.device)
 
     def _warm_up(self, runner: ModelRunner, pool: KVPool, max_model_len: int, progress: Progress | None) -> None:
         scheduler = self._config.scheduler
@@ -129,14 +136,13 @@ def _context(wanted: int | None, spec: ModelSpec) -> int:
     return wanted or spec.max_position_embeddings
 
 
-def _summary(decoder: Decoder, pool: KVPool) -> str:
-    spec, dtype = decoder.spec, decoder.dtype
-    pool_bytes = pool.data.numel() * pool.dtype.itemsize
-    kv_dtype = "" if pool.dtype == dtype else f" {_name(pool.dtype)}"
+def _summary(decoder: Decoder, pool: KVPool, dtype: torch.dtype, threads: int) -> str:
+    spec, kv_format = decoder.spec, pool.layout.format
+    kv_dtype = "" if kv_format == _name(dtype) else f" {kv_format}"
     return (
         f"{spec.architecture}, {spec.num_parameters / 1e6:.4g}M parameters on {pool.device}, {_name(dtype)}, "
-        f"{torch.get_num_threads()} threads, weights {decoder.num_weight_bytes / 1e6:,.0f} MB, "
-        f"KV pool {pool.num_blocks * pool.block_size:,} tokens ({pool_bytes / 1e6:,.0f} MB{kv_dtype})"
+        f"{threads} threads, weights {decoder.num_weight_bytes / 1e6:,.0f} MB, "
+        f"KV pool {pool.num_blocks * pool.block_size:,} tokens ({pool.data.nbytes / 1e6:,.0f} MB{kv_dtype})"
     )
 
 

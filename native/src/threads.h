@@ -1,0 +1,82 @@
+// A persistent pool of compute threads: the calling thread works too, waiting ones spin briefly, then sleep.
+//
+// One caller at a time. Items are handed out one by one, so a thread that the system took away for a while takes fewer.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace headstart {
+
+// Memory that only grows, aligned to a cache line: a step's buffers are allocated once.
+class Arena {
+ public:
+  ~Arena() { std::free(data_); }
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // At least `bytes`; what was there before may be gone. Out of line: compiled for every machine, once.
+  void* reserve(size_t bytes);
+  template <class T>
+  T* reserve_for(size_t count) {
+    return static_cast<T*>(reserve(count * sizeof(T)));
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+class ThreadPool {
+ public:
+  // `cpus`: where to pin the threads, the caller first; empty: nowhere.
+  explicit ThreadPool(int num_threads, std::vector<int> cpus = {});
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return num_threads_; }
+
+  // Calls f(item, thread) for every item in [0, num_items), thread in [0, size()); returns when all are done.
+  // f must not throw: memory is reserved before.
+  template <class F>
+  void parallel(int num_items, F&& f) {
+    run(num_items, [](void* context, int item, int thread) {
+      (*static_cast<std::remove_reference_t<F>*>(context))(item, thread);
+    }, static_cast<void*>(&f));
+  }
+
+  // A thread's own memory number `which`, kept from call to call.
+  Arena& arena(int thread, int which = 0) { return arenas_[size_t(thread) * kArenas + size_t(which)]; }
+  static constexpr int kArenas = 8;
+
+ private:
+  using Function = void (*)(void*, int, int);
+  void run(int num_items, Function function, void* context);
+  void work(int thread);
+  void serve(int thread);
+
+  int num_threads_;
+  std::vector<int> cpus_;
+  std::vector<std::thread> threads_;
+  std::unique_ptr<Arena[]> arenas_;
+  bool caller_pinned_ = false;
+  Function function_ = nullptr;
+  void* context_ = nullptr;
+  int num_items_ = 0;
+  bool stop_ = false;
+  alignas(64) std::atomic<uint32_t> epoch_{0};
+  alignas(64) std::atomic<int> next_{0};
+  alignas(64) std::atomic<int> done_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
+};
+
+}  // namespace headstart
