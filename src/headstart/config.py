@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
 PolicyName = Literal["fcfs", "srpf"]
 GenerationConfig = Literal["model", "none"]
 
@@ -28,6 +29,8 @@ class ModelConfig:
     served_model_name: str | None = None  # the name clients use; default: `model`
     device: Device = "cpu"
     dtype: DType = "auto"  # auto: float32 on cpu, the checkpoint's own on cuda
+    # auto: the checkpoint's own where it is quantized, else int8 on a CPU with native kernels, else none
+    quantization: Quantization = "auto"
     max_model_len: int | None = None  # tokens; default: the model's context, lowered to what the KV pool holds
     threads: int | None = None  # compute threads; default: the cores this process may use
     generation_config: GenerationConfig = "model"  # model: its generation_config.json fills in what requests leave out
@@ -115,6 +118,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 _CHOICES: dict[str, tuple[str, ...]] = {
     "device": get_args(Device),
     "dtype": get_args(DType),
+    "quantization": get_args(Quantization),
     "kv_cache_dtype": get_args(DType),
     "policy": get_args(PolicyName),
     "generation_config": get_args(GenerationConfig),

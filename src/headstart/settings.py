@@ -30,6 +30,7 @@ HELP = {
     "served_model_name": "Name that clients use for the model. [default: the model as given]",
     "device": "Where the model runs.",
     "dtype": "Type of weights and activations; auto: float32 on cpu, the checkpoint's own on cuda.",
+    "quantization": "How matrices are held; auto: as the checkpoint has them, float ones as int8 where kernels allow.",
     "max_model_len": "Longest prompt plus answer, in tokens. [default: the model's context, or what the KV pool holds]",
     "threads": "Compute threads. [default: the cores this process may use]",
     "generation_config": "Where sampling fields that a request leaves out come from: the model's own file, or nowhere.",

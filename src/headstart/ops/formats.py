@@ -54,9 +54,11 @@ class QuantizedWeight:
 
     def rows(self, order: Tensor) -> QuantizedWeight:
         """The rows in another order (or some of them); nothing is rounded again."""
-        minimums = None if self.minimums is None else self.minimums[order]
+        minimums = None if self.minimums is None else self.minimums.index_select(0, order)
         shape = (int(order.shape[0]), self.shape[1])
-        return QuantizedWeight(self.format, shape, self.codes[order], self.scales[order], minimums)
+        octets = self.codes.view(torch.uint8)  # not every operation takes float8
+        codes = octets.index_select(0, order).view(self.codes.dtype)
+        return QuantizedWeight(self.format, shape, codes, self.scales.index_select(0, order), minimums)
 
     def dequantize(self) -> Tensor:
         """float32 `[N, K]`: what the codes mean, each value rounded once."""

@@ -13,7 +13,9 @@ from headstart.hub import ModelError, ModelFiles
 from headstart.hub.gguf_reader import GGUFFile, GGUFTensor, gguf_reader
 from headstart.hub.safetensors_header import TensorEntry, safetensors_header
 from headstart.perf.model_spec import ModelSpec, read_model_spec, spec_from_gguf
-from headstart.perf.tensors import GGUF_ROPE_FACTORS, LM_HEAD, expected_tensors, gguf_name
+from headstart.perf.quantization_spec import QuantizationSpec, read_quantization
+from headstart.perf.quantized_tensors import Part, QuantizedMatrix, ignored_of_attention, quantized_matrix
+from headstart.perf.tensors import GGUF_ROPE_FACTORS, LM_HEAD, expected_tensors, gguf_name, layer_tensor
 
 _SAFETENSORS_DTYPES = ("F32", "F16", "BF16")
 _GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
@@ -30,7 +32,7 @@ def read_checked_spec(files: ModelFiles) -> ModelSpec:
         check_gguf(file, spec)
     else:
         spec = read_model_spec(files)
-        check_safetensors(files.weights, spec)
+        check_safetensors(files.weights, spec, read_quantization(files))
     return spec
 
 
@@ -43,8 +45,10 @@ def check_vocabulary(num_tokens: int, spec: ModelSpec, where: str) -> None:
         )
 
 
-def check_safetensors(paths: tuple[Path, ...], spec: ModelSpec) -> dict[str, TensorEntry]:
-    """All tensors of the files by name. Raises as `read_checked_spec`."""
+def check_safetensors(
+    paths: tuple[Path, ...], spec: ModelSpec, quantization: QuantizationSpec | None = None
+) -> dict[str, TensorEntry]:
+    """All tensors of the files by name. `quantization`: the checkpoint's own. Raises as `read_checked_spec`."""
     found: dict[str, TensorEntry] = {}
     files: dict[str, Path] = {}
     for path in paths:
@@ -54,18 +58,63 @@ def check_safetensors(paths: tuple[Path, ...], spec: ModelSpec) -> dict[str, Ten
             found[name], files[name] = entry, path
     where = str(paths[0] if len(paths) == 1 else paths[0].parent)
     _check_layers(spec, len(found), where)
-    expected = expected_tensors(spec)
-    unused = {name for name in found if name.endswith(".rotary_emb.inv_freq")}
-    if spec.tie_word_embeddings:
-        unused.add(LM_HEAD)  # some checkpoints hold the tied matrix twice
-    _check_shapes({name: entry.shape for name, entry in found.items()}, expected, unused, where)
-    for name in expected:
-        if found[name].dtype not in _SAFETENSORS_DTYPES:
-            kinds = ", ".join(_SAFETENSORS_DTYPES)
+    matrices = quantized_matrices(found, spec, quantization, where)
+    expected, unused = _parts(spec, matrices, found)
+    unused |= {name for name in found if name.endswith(".rotary_emb.inv_freq")}
+    if spec.tie_word_embeddings:  # some checkpoints hold the tied matrix twice
+        copies = LM_HEAD.removesuffix("weight") if quantization else LM_HEAD
+        unused |= {name for name in found if name.startswith(copies)}
+    shapes = {name: entry.shape for name, entry in found.items()}
+    _check_shapes(
+        shapes, {name: _wanted_shape(part, found.get(name)) for name, part in expected.items()}, unused, where
+    )
+    for name, part in expected.items():
+        if found[name].dtype not in part.dtypes:
+            verb = "are" if len(part.dtypes) > 1 else "is"
             raise ModelError(
-                f"{files[name]}: tensor {name} has the unsupported dtype {found[name].dtype} ({kinds} are)"
+                f"{files[name]}: tensor {name} has the unsupported dtype {found[name].dtype} "
+                f"({', '.join(part.dtypes)} {verb})"
             )
     return found
+
+
+def quantized_matrices(
+    found: Mapping[str, TensorEntry], spec: ModelSpec, quantization: QuantizationSpec | None, where: str
+) -> dict[str, QuantizedMatrix]:
+    """The matrices that are there in codes, by their names as floats. Raises as `read_checked_spec`."""
+    matrices: dict[str, QuantizedMatrix] = {}
+    if quantization is None:
+        return matrices
+    for name, shape in expected_tensors(spec).items():
+        if len(shape) == 2 and (matrix := quantized_matrix(quantization, name, shape, found, where)) is not None:
+            matrices[name] = matrix
+    return matrices
+
+
+def _parts(
+    spec: ModelSpec, matrices: Mapping[str, QuantizedMatrix], found: Mapping[str, TensorEntry]
+) -> tuple[dict[str, Part], set[str]]:
+    """What must be there, and what may."""
+    expected: dict[str, Part] = {}
+    unused: set[str] = set()
+    plain = expected_tensors(spec)
+    for name, shape in plain.items():
+        matrix = matrices.get(name)
+        if matrix is None:
+            expected[name] = Part(_SAFETENSORS_DTYPES, (shape,))
+            continue
+        parts = {**matrix.parts, **matrix.optional}
+        full = {f"{matrix.module}.{part}": parts[part] for part in matrix.present(found)}
+        expected |= {part: kind for part, kind in full.items() if part == name or part not in plain}
+        unused |= matrix.ignored
+    if matrices:
+        for layer in range(spec.num_layers):
+            unused |= ignored_of_attention(layer_tensor(layer, "self_attn"))
+    return expected, unused
+
+
+def _wanted_shape(part: Part, found: TensorEntry | None) -> tuple[int, ...]:
+    return found.shape if found is not None and found.shape in part.shapes else part.shapes[0]
 
 
 def check_gguf(file: GGUFFile, spec: ModelSpec) -> None:
