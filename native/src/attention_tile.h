@@ -13,6 +13,8 @@
 namespace headstart {
 namespace HS_ISA {
 
+#define HS_UNROLL_SOME _Pragma("GCC unroll 8")
+
 constexpr int kTileKeys = 64;
 constexpr int kTileGroups = kTileKeys / kPanel;
 // A row's reference exponent follows its maximum only when that has grown by more: weights up to 2^8 do no harm.
@@ -75,7 +77,7 @@ static __attribute__((noinline)) void score(const float* queries, size_t query_s
   HS_UNROLL for (int r = 0; r < ROWS; r++) {
     HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[r][v] = zero();
   }
-  for (int d = 0; d < head_dim; d++) {
+  HS_UNROLL_SOME for (int d = 0; d < head_dim; d++) {
     VF key[kPanelVecs];
     HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
       key[v] = load(keys + v * kLanes);
@@ -102,7 +104,7 @@ static __attribute__((noinline)) void add_values(const float* weights, const flo
   }
   for (int group = 0; group < num_groups; group++) {
     const float* from = values[group] + column;
-    for (int key = 0; key < kPanel; key++) {
+    HS_UNROLL_SOME for (int key = 0; key < kPanel; key++) {
       VF value[kPanelVecs];
       HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
         value[v] = load(from + v * kLanes);
@@ -133,111 +135,117 @@ HS_INLINE float power_of_two(float exponent) {
   return lanes[0];
 }
 
-// The exponent that this tile's weights refer to; what was summed before is made to refer to it, too.
-HS_INLINE float raise_exponent(const Partial& partial, int row, int padded_dim, float most) {
+// Makes a row's weights refer to its tile's maximum, and what was summed before as well, if that is worth it.
+HS_INLINE void raise_exponent(const Partial& partial, int row, int padded_dim, float most) {
   const float before = partial.exponents[row];
-  if (!(most > before + kMaxGrowth)) return before;
+  if (!(most > before + kMaxGrowth)) return;
   partial.exponents[row] = most;
   if (before != kNothingSeen) {
     const float factor = power_of_two(before - most);
     scale_row(partial.sums + size_t(row) * size_t(padded_dim), padded_dim, factor);
     scale_row(partial.weight_lanes + size_t(row) * kLanes, kLanes, factor);
   }
-  return most;
 }
 
-// Scores of one row become weights; keys from `visible` on get zero.
-template <bool SCALED>
-HS_INLINE void weigh_row(float* scores, int visible, const Tile& tile, const Partial& partial, int row,
-                         int padded_dim) {
-  const int width = tile.num_groups * kPanel;
-  const int vecs_end = (visible + kLanes - 1) / kLanes * kLanes;
+// First pass over a row's scores: the exponent follows the maximum. Keys from `visible` on are hidden, but ALL are seen
+// nearly always.
+template <bool SCALED, bool ALL>
+HS_INLINE void find_exponent(float* scores, int visible, const Tile& tile, const Partial& partial, int row,
+                             int padded_dim) {
+  const int end = ALL ? kTileKeys : (visible + kLanes - 1) / kLanes * kLanes;
   if constexpr (SCALED) {
-    for (int i = 0; i < vecs_end; i += kLanes) store(scores + i, mul(load(scores + i), load(tile.key_scales + i)));
+    for (int i = 0; i < end; i += kLanes) store(scores + i, mul(load(scores + i), load(tile.key_scales + i)));
   }
-  for (int i = visible; i < vecs_end; i++) scores[i] = kNothingSeen;
+  if constexpr (!ALL) std::fill(scores + visible, scores + end, kNothingSeen);
   VF most = load(scores);
-  for (int i = kLanes; i < vecs_end; i += kLanes) most = vmax(most, load(scores + i));
-  const VF exponent = set1(raise_exponent(partial, row, padded_dim, hmax(most)));
+  for (int i = kLanes; i < end; i += kLanes) most = vmax(most, load(scores + i));
+  raise_exponent(partial, row, padded_dim, hmax(most));
+}
+
+// Second pass: scores become weights; hidden keys get zero.
+template <bool SCALED, bool ALL>
+HS_INLINE void weigh_row(float* scores, int visible, const Tile& tile, const Partial& partial, int row) {
+  const VF exponent = set1(partial.exponents[row]);
   float* lanes = partial.weight_lanes + size_t(row) * kLanes;
   VF sum = load(lanes);
-  for (int i = 0; i < vecs_end; i += kLanes) {
+  int i = 0;
+  for (; i < (ALL ? kTileKeys : visible); i += kLanes) {
     VF weight = exp2_approx(sub(load(scores + i), exponent));
-    if (i + kLanes > visible) weight = first_lanes(weight, visible - i);
+    if (!ALL && i + kLanes > visible) weight = first_lanes(weight, visible - i);
     sum = add(sum, weight);
     if constexpr (SCALED) weight = mul(weight, load(tile.value_scales + i));
     store(scores + i, weight);
   }
   store(lanes, sum);
-  for (int i = vecs_end; i < width; i += kLanes) store(scores + i, zero());
-}
-
-// The same where every key of the tile is seen: nearly always.
-template <bool SCALED>
-HS_INLINE void weigh_full_row(float* scores, const Tile& tile, const Partial& partial, int row, int padded_dim) {
-  constexpr int kVecs = kTileKeys / kLanes;
-  VF most = set1(kNothingSeen);
-  HS_UNROLL for (int i = 0; i < kVecs; i++) {
-    VF score = load(scores + i * kLanes);
-    if constexpr (SCALED) {
-      score = mul(score, load(tile.key_scales + i * kLanes));
-      store(scores + i * kLanes, score);
-    }
-    most = vmax(most, score);
-  }
-  const VF exponent = set1(raise_exponent(partial, row, padded_dim, hmax(most)));
-  float* lanes = partial.weight_lanes + size_t(row) * kLanes;
-  VF sum = load(lanes);
-  HS_UNROLL for (int i = 0; i < kVecs; i++) {
-    VF weight = exp2_approx(sub(load(scores + i * kLanes), exponent));
-    sum = add(sum, weight);
-    if constexpr (SCALED) weight = mul(weight, load(tile.value_scales + i * kLanes));
-    store(scores + i * kLanes, weight);
-  }
-  store(lanes, sum);
+  if constexpr (ALL) return;
+  for (; i < tile.num_groups * kPanel; i += kLanes) store(scores + i, zero());
 }
 
 // -- one tile ---------------------------------------------------------------------------------------------------------
 
-static void score_tile(const Rows& rows, const Tile& tile, int first_key, float* scores) {
-  const size_t stride = size_t(rows.padded_dim);
-  for (int group = 0; group < tile.num_groups; group++) {
-    for_row_groups(rows.first_seeing(first_key + group * kPanel), rows.count, [&](auto count, int row) {
-      score<decltype(count)::value>(rows.queries + size_t(row) * stride, stride, tile.keys[group], tile.key_stride,
-                                    rows.head_dim, scores + row * kTileKeys + group * kPanel);
-    });
-  }
+HS_INLINE int visible_keys(const Rows& rows, int row, int first_key) {
+  return std::min(kTileKeys, rows.position(row) - first_key + 1);
 }
 
-template <bool SCALED>
-static void weigh_tile(const Rows& rows, const Tile& tile, int first_key, float* scores, const Partial& partial) {
-  for (int row = rows.first_seeing(first_key); row < rows.count; row++) {
-    const int visible = std::min(kTileKeys, rows.position(row) - first_key + 1);
-    float* row_scores = scores + row * kTileKeys;
-    if (visible == kTileKeys) {
-      weigh_full_row<SCALED>(row_scores, tile, partial, row, rows.padded_dim);
+// Of the tile, up to the last one that row sees.
+HS_INLINE int visible_groups(const Rows& rows, int row, int first_key) {
+  return (visible_keys(rows, row, first_key) + kPanel - 1) / kPanel;
+}
+
+template <bool SCALED, int ROWS>
+HS_INLINE void weigh_rows(const Rows& rows, int first_row, const Tile& tile, int first_key, float* scores,
+                          const Partial& partial) {
+  const bool all = visible_keys(rows, first_row, first_key) == kTileKeys;
+  for (int i = 0; i < ROWS; i++) {
+    const int row = first_row + i, visible = visible_keys(rows, row, first_key);
+    float* at = scores + i * kTileKeys;
+    if (all) {
+      find_exponent<SCALED, true>(at, kTileKeys, tile, partial, row, rows.padded_dim);
     } else {
-      weigh_row<SCALED>(row_scores, visible, tile, partial, row, rows.padded_dim);
+      find_exponent<SCALED, false>(at, visible, tile, partial, row, rows.padded_dim);
+    }
+  }
+  for (int i = 0; i < ROWS; i++) {
+    const int row = first_row + i, visible = visible_keys(rows, row, first_key);
+    float* at = scores + i * kTileKeys;
+    if (all) {
+      weigh_row<SCALED, true>(at, kTileKeys, tile, partial, row);
+    } else {
+      weigh_row<SCALED, false>(at, visible, tile, partial, row);
     }
   }
 }
 
+// Scores of all rows that see something of the tile, and the weights that become of them.
+template <bool SCALED>
+static void weigh_tile(const Rows& rows, const Tile& tile, int first_key, float* scores, const Partial& partial) {
+  const size_t stride = size_t(rows.padded_dim);
+  for_row_groups(rows.first_seeing(first_key), rows.count, [&](auto count, int row) {
+    constexpr int kRows = decltype(count)::value;
+    const int groups = visible_groups(rows, row + kRows - 1, first_key);
+    float* row_scores = scores + row * kTileKeys;
+    for (int group = 0; group < groups; group++) {
+      score<kRows>(rows.queries + size_t(row) * stride, stride, tile.keys[group], tile.key_stride, rows.head_dim,
+                   row_scores + group * kPanel);
+    }
+    weigh_rows<SCALED, kRows>(rows, row, tile, first_key, row_scores, partial);
+  });
+}
+
 static void add_tile(const Rows& rows, const Tile& tile, int first_key, const float* weights, float* sums) {
   const size_t stride = size_t(rows.padded_dim);
-  for (size_t column = 0; column < stride; column += kPanel) {
-    for_row_groups(rows.first_seeing(first_key), rows.count, [&](auto count, int row) {
-      constexpr int kRows = decltype(count)::value;
-      const int visible = rows.position(row + kRows - 1) - first_key + 1;
-      const int groups = std::min(tile.num_groups, (visible + kPanel - 1) / kPanel);
+  for_row_groups(rows.first_seeing(first_key), rows.count, [&](auto count, int row) {
+    constexpr int kRows = decltype(count)::value;
+    const int groups = visible_groups(rows, row + kRows - 1, first_key);
+    for (size_t column = 0; column < stride; column += kPanel) {
       add_values<kRows>(weights + row * kTileKeys, tile.values, groups, column, stride,
                         sums + size_t(row) * stride + column);
-    });
-  }
+    }
+  });
 }
 
 // Adds a tile's keys to what the rows have seen. `scores` has room for [rows][64].
 static void attend_tile(const Rows& rows, const Tile& tile, int first_key, float* scores, const Partial& partial) {
-  score_tile(rows, tile, first_key, scores);
   if (tile.key_scales != nullptr) {
     weigh_tile<true>(rows, tile, first_key, scores, partial);
   } else {

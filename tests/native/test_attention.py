@@ -233,7 +233,9 @@ def cuts(draw: st.DrawFn, length: int) -> list[int]:
 @given(data=st.data(), seed=st.integers(0, 2**20), threads=st.sampled_from(THREADS))
 def test_a_row_is_the_same_however_it_is_computed(pools, kv_format, data, seed, threads):
     whole = data.draw(shapes(kv_format, (16,)))
-    shape = Shape(whole.num_heads, whole.num_kv_heads, whole.head_dim, data.draw(st.sampled_from(BLOCK_SIZES)), kv_format)
+    shape = Shape(
+        whole.num_heads, whole.num_kv_heads, whole.head_dim, data.draw(st.sampled_from(BLOCK_SIZES)), kv_format
+    )
     length = data.draw(st.one_of(st.integers(1, 200), st.integers(500, 700), st.integers(1020, 1100)))
     qkv = random_rows(shape, length, seed)
     expected = alone_in_one_piece(pools[1], whole, qkv)
@@ -248,7 +250,9 @@ def test_a_row_is_the_same_however_it_is_computed(pools, kv_format, data, seed, 
         zero_blocks(kernels, shape, layer, blocks)
     start = 0
     for end in data.draw(cuts(length)):
-        queries = kernels.write(shape, layer, qkv[start:end], slots_of(tables[0], shape.block_size, start, end), scale=0.2)
+        queries = kernels.write(
+            shape, layer, qkv[start:end], slots_of(tables[0], shape.block_size, start, end), scale=0.2
+        )
         spans, parts, row = [Span(0, end - start, end, tables[0])], [queries], end - start
         for (rows, context), blocks in zip(companions, tables[1:], strict=True):
             spans.append(Span(row, rows, context, blocks))
@@ -303,9 +307,7 @@ def run_this_file(**environment: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=1200", __file__]
     command += ["-k", "not build"]
     root = Path(__file__).parents[2]
-    done = subprocess.run(
-        command, cwd=root, env=os.environ | environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=root, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
