@@ -1,13 +1,14 @@
 """The exactness promise: greedy tokens do not depend on how a request was served.
 
 One property over a real trained model: whatever the arrivals, chunk sizes, cache, block size, pool size (so preemption)
-and depth of the pipeline, each request yields what it yields alone, cold and in one chunk. On fp32 CPU not only the
-tokens but their log-probabilities are the same to the last bit.
+and depth of the pipeline, each request yields what it yields alone, cold and in one chunk. By our kernels not only the
+tokens but their log-probabilities are the same to the last bit, in every format of weights and of the KV pool.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from headstart.config import CacheConfig, Config, KVCacheDType, ModelConfig, Quantization, SchedulerConfig
 from headstart.core.engine_core import EngineCore
 from headstart.core.request import EngineRequest, SamplingParams
 from headstart.core.step import ModelOutput
@@ -27,6 +28,10 @@ from tests.fixtures.stories import make_stories_folder
 
 Served = list[tuple[int, float]]  # token id, log-probability
 NUM_BLOCKS = {4: 256, 16: 64}  # by block size: 1,024 tokens of pool, of which an example uses a part
+BYTES_PER_TOKEN = 2560  # at most, in any format
+FORMATS: tuple[tuple[Quantization, KVCacheDType], ...] = (
+    ("none", "float32"), ("int8", "float32"), ("int4", "int8"), ("fp8", "fp8"), ("int8", "float16"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,16 +42,22 @@ class Arrival:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_stories_folder(tmp_path_factory.mktemp("stories"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADSTART_CACHE", str(tmp_path_factory.mktemp("cache")))  # of quantized weights
+        yield make_stories_folder(tmp_path_factory.mktemp("stories"))
 
 
 @cache
-def worker_for(folder: Path, block_size: int) -> Worker:
+def worker_for(folder: Path, block_size: int, quantization: Quantization, kv_cache_dtype: KVCacheDType) -> Worker:
     files = resolve(str(folder))
     config = Config(
-        model=ModelConfig(model=str(folder), max_model_len=512, threads=1),
-        cache=CacheConfig(block_size=block_size, kv_cache_memory=NUM_BLOCKS[block_size] * block_size * 1280),
+        model=ModelConfig(model=str(folder), max_model_len=512, threads=1, quantization=quantization),
+        cache=CacheConfig(
+            block_size=block_size,
+            kv_cache_memory=NUM_BLOCKS[block_size] * block_size * BYTES_PER_TOKEN,
+            kv_cache_dtype=kv_cache_dtype,
+        ),
     )
     worker = Worker(config, files, read_model_spec(files))
     worker.start()
@@ -107,8 +118,9 @@ def arrival_lists(draw: st.DrawFn) -> list[Arrival]:
     return arrivals
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
+    formats=st.sampled_from(FORMATS),
     arrivals=arrival_lists(),
     chunk=st.integers(1, 64),
     mixed=st.integers(1, 64),
@@ -122,6 +134,7 @@ def arrival_lists(draw: st.DrawFn) -> list[Arrival]:
 )
 def test_greedy_tokens_do_not_depend_on_how_a_request_was_served(
     folder: Path,
+    formats: tuple[Quantization, KVCacheDType],
     arrivals: list[Arrival],
     chunk: int,
     mixed: int,
@@ -133,7 +146,7 @@ def test_greedy_tokens_do_not_depend_on_how_a_request_was_served(
     horizon: float,
     max_num_seqs: int,
 ) -> None:
-    worker = worker_for(folder, block_size)
+    worker = worker_for(folder, block_size, *formats)
     expected = [alone(worker, arrival, block_size) for arrival in arrivals]
     worker.reset()
     config = SchedulerConfig(

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
 PolicyName = Literal["fcfs", "srpf"]
 GenerationConfig = Literal["model", "none"]
@@ -41,7 +42,7 @@ class CacheConfig:
     """The KV pool and the prefix cache."""
 
     block_size: int = 16  # tokens a block
-    kv_cache_dtype: DType = "auto"  # auto: the model's dtype
+    kv_cache_dtype: KVCacheDType = "auto"  # auto: the model's dtype
     kv_cache_memory: int | None = None  # bytes; default: half of what is free after the weights are loaded
     prefix_cache: bool = True
 
@@ -119,7 +120,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "device": get_args(Device),
     "dtype": get_args(DType),
     "quantization": get_args(Quantization),
-    "kv_cache_dtype": get_args(DType),
+    "kv_cache_dtype": get_args(KVCacheDType),
     "policy": get_args(PolicyName),
     "generation_config": get_args(GenerationConfig),
     "log_level": ("debug", "info", "warning", "error"),

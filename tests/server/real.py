@@ -35,7 +35,9 @@ class Served:
 def serving_stories(folder: Path, scheduler: SchedulerConfig, *, kv_cache_memory: int = 8 << 20) -> Iterator[Served]:
     """Serve the model as `stories`, made in `folder`; the block begins when the engine is ready."""
     config = Config(
-        model=ModelConfig(model=str(make_stories_folder(folder)), served_model_name="stories", threads=1),
+        model=ModelConfig(
+            model=str(make_stories_folder(folder)), served_model_name="stories", threads=1, quantization="none"
+        ),
         cache=CacheConfig(kv_cache_memory=kv_cache_memory),
         scheduler=scheduler,
     )

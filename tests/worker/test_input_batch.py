@@ -22,7 +22,7 @@ def new(name: str, prompt: tuple[int, ...], **params) -> NewRequestData:
 @settings(deadline=None)
 @given(st.data(), st.integers(1, 7))
 def test_layout_is_what_it_would_be_token_by_token(data, block_size):
-    batch = InputBatch(block_size, vocab_size=1000, device=CPU)
+    batch = InputBatch(block_size, num_blocks=1000, vocab_size=1000, device=CPU)
     chunks, states, prompts = [], [], []
     free = data.draw(st.permutations(range(60)))
     for index in range(data.draw(st.integers(1, 5))):
@@ -56,7 +56,7 @@ def test_layout_is_what_it_would_be_token_by_token(data, block_size):
 
 
 def test_block_tables_grow_and_are_replaced():
-    batch = InputBatch(4, vocab_size=100, device=CPU)
+    batch = InputBatch(4, num_blocks=1000, vocab_size=100, device=CPU)
     batch.add(new("a", tuple(range(20))))
 
     def table(offset: int, blocks: tuple[int, ...]) -> list[int]:
@@ -80,7 +80,7 @@ def test_growing_array_is_a_list(replacements):
 
 
 def test_sampled_tokens_join_the_request():
-    batch = InputBatch(2, vocab_size=100, device=CPU)
+    batch = InputBatch(2, num_blocks=1000, vocab_size=100, device=CPU)
     batch.add(new("a", (5, 6, 7)))
     state = batch.update(ScheduledChunk("a", 0, 3, 0, (0, 1, 2), True))
     state.append(42)
@@ -95,7 +95,7 @@ def test_sampled_tokens_join_the_request():
     [(0, 4, (0, 1), False), (3, 1, (0, 1), False), (0, 3, (0,), False), (0, 2, (0,), True), (1, 0, (0,), False)],
 )
 def test_a_chunk_that_breaks_the_contract_is_caught(start, count, blocks, samples):
-    batch = InputBatch(2, vocab_size=100, device=CPU)
+    batch = InputBatch(2, num_blocks=1000, vocab_size=100, device=CPU)
     batch.add(new("a", (5, 6, 7)))
     chunk = ScheduledChunk("a", start, count, 0, blocks, samples)
     with pytest.raises(AssertionError):
@@ -103,7 +103,7 @@ def test_a_chunk_that_breaks_the_contract_is_caught(start, count, blocks, sample
 
 
 def test_ids_outside_the_vocabulary_are_an_error_of_that_request():
-    batch = InputBatch(2, vocab_size=100, device=CPU)
+    batch = InputBatch(2, num_blocks=1000, vocab_size=100, device=CPU)
     batch.add(new("prompt", (5, 100)))
     batch.add(new("negative", (-1, 5)))
     batch.add(new("bias", (5,), logit_bias=((3, 1.0), (200, 1.0))))
@@ -119,7 +119,7 @@ def test_ids_outside_the_vocabulary_are_an_error_of_that_request():
 
 
 def test_requests_are_forgotten():
-    batch = InputBatch(2, vocab_size=100, device=CPU)
+    batch = InputBatch(2, num_blocks=1000, vocab_size=100, device=CPU)
     batch.add(new("a", (1,)))
     batch.add(new("b", (1,)))
     batch.remove("a")

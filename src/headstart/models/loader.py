@@ -8,14 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headstart.config import Quantization
 from headstart.hub import ModelError, ModelFiles, Progress
 from headstart.layers.decoder_layer import DecoderLayer
 from headstart.layers.rotary import RotaryTable
 from headstart.models.decoder import Decoder
+from headstart.models.matrices import MatrixReader, in_one_format
 from headstart.models.sources import WeightSource, open_source
 from headstart.ops import HeadShape, Matrix, Ops, PackedMatrix, RMSNorm, make_ops
 from headstart.perf.model_spec import ModelSpec
 from headstart.perf.tensors import EMBEDDINGS, FINAL_NORM, LM_HEAD, expected_tensors, layer_tensor
+from headstart.quant.settle import settle_quantization
 
 _STAGE = "load"
 
@@ -28,15 +31,23 @@ def load_model(
     dtype: torch.dtype,
     progress: Progress | None = None,
     ops: Ops | None = None,
+    quantization: Quantization = "none",
 ) -> Decoder:
     """Read a model's weights. `ops`: what to compute with; by default the best for the device and dtype.
+    `quantization`: what becomes of the matrices; by default floats of `dtype`.
 
     Progress counts bytes of the weights on disk, stage "load". Raises `ModelError`, one line naming the tensor, for
-    weights that are missing, unexpected, misshapen, of an unsupported type, unreadable or not finite.
+    weights that are missing, unexpected, misshapen, of an unsupported type, unreadable or not finite, and `ConfigError`
+    for a quantization that cannot be had here.
     """
     device = torch.device(device)
     weights = _Weights(open_source(files, spec), spec, files, device, dtype, progress)
-    return _build(weights, spec, ops or make_ops(device, dtype, threads=torch.get_num_threads()))
+    ops = ops or make_ops(device, dtype, threads=torch.get_num_threads())
+    names = [name for name, shape in expected_tensors(spec).items() if len(shape) == 2]
+    own = set(weights.source.formats.values())
+    settled = settle_quantization(quantization, own, "cuda" if device.type == "cuda" else "cpu", ops.weight_formats)
+    with MatrixReader(weights.source, files, names, settled, weights.floats) as matrices:
+        return _build(weights, matrices, spec, ops)
 
 
 class _Weights:
@@ -62,18 +73,24 @@ class _Weights:
         self._total = sum(source.num_bytes(name) for name in self._names)
 
     def read(self, name: str) -> Tensor:
+        """A vector, or whatever else is no matrix of a linear layer."""
+        tensor = self.floats(name)
+        self.num_vector_bytes += tensor.nbytes
+        self.count(name)
+        return tensor
+
+    def floats(self, name: str) -> Tensor:
         tensor = self.source.read(name).to(device=self.device, dtype=self._dtype)
         # One pass and no temporary; a finite sum proves the rest, an infinite one may be overflow: then look closer.
         if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
             raise ModelError(f"{self._where}: tensor {name} holds values that are not finite in {self._dtype}")
-        self._done += self.source.num_bytes(name)
-        self.num_vector_bytes += tensor.nbytes if tensor.dim() == 1 else 0
-        if self._progress is not None:
-            self._progress(_STAGE, self._done, self._total)
         return tensor
 
-    def matrix(self, name: str) -> Matrix:
-        return self.read(name)
+    def count(self, name: str) -> None:
+        """This tensor is done."""
+        self._done += self.source.num_bytes(name)
+        if self._progress is not None:
+            self._progress(_STAGE, self._done, self._total)
 
     def layer(self, layer: int, name: str) -> Tensor:
         return self.read(layer_tensor(layer, name))
@@ -84,9 +101,9 @@ class _Weights:
 
 
 @torch.inference_mode()
-def _build(weights: _Weights, spec: ModelSpec, ops: Ops) -> Decoder:
+def _build(weights: _Weights, matrices: MatrixReader, spec: ModelSpec, ops: Ops) -> Decoder:
     heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
-    packer = _Packer(weights, ops)
+    packer = _Packer(weights, matrices, ops)
     table = packer.pack(EMBEDDINGS)
     layers = tuple(_layer(packer, spec, index) for index in range(spec.num_layers))
     final_norm = RMSNorm(weights.read(FINAL_NORM), spec.rms_norm_eps)
@@ -104,20 +121,26 @@ def _build(weights: _Weights, spec: ModelSpec, ops: Ops) -> Decoder:
 class _Packer:
     """Matrices from their names to what the operations take, and the bytes they then have."""
 
-    def __init__(self, weights: _Weights, ops: Ops) -> None:
+    def __init__(self, weights: _Weights, matrices: MatrixReader, ops: Ops) -> None:
         self.weights = weights
         self.ops = ops
         self.num_bytes = 0
+        self._matrices = matrices
 
     def pack(self, *names: str) -> PackedMatrix:
         """Several matrices as one, row after row."""
-        return self._counted(self.ops.pack(*(self.weights.matrix(name) for name in names)))
+        return self._counted(self.ops.pack(*self._read(names)), names)
 
     def pack_gated(self, gate: str, up: str) -> PackedMatrix:
-        return self._counted(self.ops.pack_gated(self.weights.matrix(gate), self.weights.matrix(up)))
+        return self._counted(self.ops.pack_gated(*self._read((gate, up))), (gate, up))
 
-    def _counted(self, matrix: PackedMatrix) -> PackedMatrix:
+    def _read(self, names: tuple[str, ...]) -> list[Matrix]:
+        return in_one_format([self._matrices.read(name) for name in names])
+
+    def _counted(self, matrix: PackedMatrix, names: tuple[str, ...]) -> PackedMatrix:
         self.num_bytes += matrix.num_bytes
+        for name in names:
+            self.weights.count(name)
         return matrix
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from headstart.ops.batch import BatchLayout
-from headstart.ops.formats import QuantizedWeight
+from headstart.ops.formats import QuantizedWeight, WeightFormat
 from headstart.ops.kv_layout import KVFormat, KVLayout
 
 Own = Any  # something that an implementation of `Ops` made, and takes back: no other can read it
@@ -111,6 +111,11 @@ class Ops(Protocol):
     @property
     def has_own_threads(self) -> bool:
         """It computes with threads of its own, not with torch's."""
+        ...
+
+    @property
+    def weight_formats(self) -> frozenset[WeightFormat]:
+        """The formats of quantized matrices that it computes with; what is in another one becomes floats."""
         ...
 
     def pack(self, *parts: Matrix) -> PackedMatrix:

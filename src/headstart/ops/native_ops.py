@@ -187,6 +187,10 @@ class NativeOps:
         return True
 
     @property
+    def weight_formats(self) -> frozenset[WeightFormat]:
+        return frozenset(WeightFormat)
+
+    @property
     def instruction_set(self) -> str:
         return str(self.runtime.instruction_set)
 

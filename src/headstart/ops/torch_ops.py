@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headstart.ops.base import HeadShape, Matrix, RMSNorm
 from headstart.ops.batch import BatchLayout
-from headstart.ops.formats import QuantizedWeight
+from headstart.ops.formats import QuantizedWeight, WeightFormat
 from headstart.ops.kv_layout import KVFormat, KVLayout
 
 
@@ -188,6 +188,10 @@ class TorchOps:
     @property
     def has_own_threads(self) -> bool:
         return False
+
+    @property
+    def weight_formats(self) -> frozenset[WeightFormat]:
+        return frozenset()
 
     def pack(self, *parts: Matrix) -> TorchMatrix:
         floats = [part.dequantize() if isinstance(part, QuantizedWeight) else part for part in parts]

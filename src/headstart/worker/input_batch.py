@@ -84,8 +84,9 @@ class StepInput:
 class InputBatch:
     """All requests that the worker knows: from the step that brings one to the step that says it is finished."""
 
-    def __init__(self, block_size: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, block_size: int, *, num_blocks: int, vocab_size: int, device: torch.device) -> None:
         self._block_size = block_size
+        self._num_blocks = num_blocks
         self._vocab_size = vocab_size
         self._device = device
         self._requests: dict[str, RequestState] = {}
@@ -107,6 +108,8 @@ class InputBatch:
 
     def update(self, chunk: ScheduledChunk) -> RequestState:
         """Take over a chunk's blocks; returns its request."""
+        # Our kernels write where they are told to: an id outside the pool must not get there.
+        assert all(0 <= block < self._num_blocks for block in chunk.block_ids), f"{chunk}: the pool ends before"
         state = self._requests[chunk.request_id]
         state.block_table.replace_from(chunk.block_offset, chunk.block_ids)
         return state

@@ -31,7 +31,7 @@ class ModelRunner:
         self._decoder = decoder
         self._pool = pool
         self._vocab_size = vocab_size
-        self._batch = InputBatch(pool.block_size, vocab_size, pool.device)
+        self._batch = InputBatch(pool.block_size, num_blocks=pool.num_blocks, vocab_size=vocab_size, device=pool.device)
         self._sampler = Sampler()
 
     @property

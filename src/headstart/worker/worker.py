@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from headstart.config import Config
+from headstart.config import Config, ConfigError
 from headstart.core.step import ModelOutput, SchedulerOutput
 from headstart.executor.base import ExecutorInfo, StartupError
 from headstart.hub import ModelFiles, Progress
@@ -46,7 +46,18 @@ class Worker:
         torch.set_num_threads(threads)
         dtype = settle_dtype(self._config.model.dtype, device, self._spec)
         ops = make_ops(device, dtype, threads=threads)
-        decoder = load_model(self._files, self._spec, device=device, dtype=dtype, progress=progress, ops=ops)
+        try:
+            decoder = load_model(
+                self._files,
+                self._spec,
+                device=device,
+                dtype=dtype,
+                progress=progress,
+                ops=ops,
+                quantization=self._config.model.quantization,
+            )
+        except ConfigError as error:
+            raise StartupError(str(error)) from error
         if ops.has_own_threads:
             torch.set_num_threads(1)  # torch's threads would only stand in the way of the kernels'
         pool = self._make_pool(decoder, dtype, max_model_len)
