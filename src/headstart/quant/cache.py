@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,23 +66,23 @@ def cache_key(files: ModelFiles, method: str, version: int) -> CacheKey:
 class QuantizedCache:
     """The matrices of one key: those of an earlier start, or those of this one, to be kept for the next.
 
-    A context manager: what was added is kept if the block ends without an error. Opening never fails.
+    A context manager: what was added is kept if it is all that was named and the block ends without an error. Nothing
+    fails because of the cache.
     """
 
     def __init__(self, key: CacheKey, names: Iterable[str], folder: Path | None = None) -> None:
-        """names: of the matrices that will be asked for, or more. folder: by default the user's cache."""
-        self._path: Path | None = None
+        """names: of the matrices that will be asked for. folder: by default the user's cache."""
+        self._key = key
+        self._names = tuple(names)
+        self._path: Path | None = None  # None: nothing is kept
         self._reader: CacheReader | None = None
         self._writer: CacheWriter | None = None
         try:
             folder = (folder or cache_folder() / "quantized").absolute()
-        except ModelError as error:  # no home
-            _warn("the folder", error)
-            return
-        self._path = folder / key.file_name
-        self._reader = _open(self._path, key)
-        if self._reader is None:
-            self._writer = _new_writer(self._path, key, list(names))
+            self._path = folder / key.file_name
+            self._reader = _open(self._path, key, self._names)
+        except (OSError, ModelError) as error:
+            self._give_up(error)
 
     @property
     def is_warm(self) -> bool:
@@ -95,9 +95,11 @@ class QuantizedCache:
 
     def add(self, name: str, weight: QuantizedWeight) -> None:
         """Keep a matrix. Without effect where an earlier start has left some, or once the disk is full."""
-        if self._writer is None:
+        if self._path is None or self._reader is not None:
             return
         try:
+            if self._writer is None:
+                self._writer = _new_writer(self._path, self._key, self._names)
             self._writer.add(name, weight)
         except OSError as error:
             self._give_up(error)
@@ -108,7 +110,7 @@ class QuantizedCache:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._writer is None or self._path is None:
             return
-        if kind is not None or self._writer.is_empty:
+        if kind is not None or self._writer.names != set(self._names):
             self._writer.discard()
             return
         try:
@@ -116,14 +118,16 @@ class QuantizedCache:
         except OSError as failed:
             self._give_up(failed)
         else:
-            logger.info("quantized weights are kept in %s (%d MB)", self._path, self._path.stat().st_size // 1_000_000)
+            logger.info("quantized weights are kept in %s (%d MB)", self._path, self._writer.num_bytes // 1_000_000)
             make_room(self._path.parent, keep=self._path)
 
-    def _give_up(self, error: OSError) -> None:
-        assert self._writer is not None
-        self._writer.discard()
-        self._writer = None
-        _warn(str(self._path), error)
+    def _give_up(self, error: OSError | ModelError) -> None:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        where = self._path or "the user's cache"
+        logger.warning("quantized weights cannot be kept in %s (%s): each start quantizes anew", where, reason)
+        if self._writer is not None:
+            self._writer.discard()
+        self._path = self._writer = None
 
 
 def make_room(folder: Path, *, keep: Path, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES) -> None:
@@ -142,14 +146,11 @@ def make_room(folder: Path, *, keep: Path, max_files: int = MAX_FILES, max_bytes
                 path.unlink(missing_ok=True)  # who has it mapped keeps it
 
 
-def _open(path: Path, key: CacheKey) -> CacheReader | None:
-    """A whole file of this key, or None; one that is damaged or of another key is removed."""
+def _open(path: Path, key: CacheKey, names: Iterable[str]) -> CacheReader | None:
+    """A whole file of this key, or None; one that is damaged or of another key is removed. Raises `OSError`."""
     try:
-        reader = CacheReader(path, _identity(key))
+        reader = CacheReader(path, _identity(key), names)
     except FileNotFoundError:
-        return None
-    except OSError as error:
-        _warn(str(path), error)
         return None
     except CacheFileError as error:
         logger.warning("%s is removed and made anew: %s", path, error)
@@ -161,18 +162,15 @@ def _open(path: Path, key: CacheKey) -> CacheReader | None:
     return reader
 
 
-def _new_writer(path: Path, key: CacheKey, names: list[str]) -> CacheWriter | None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}{_PART_SUFFIX}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.parent):
-            for leftover in path.parent.glob("*" + _PART_SUFFIX):
-                if not CacheWriter.is_alive(leftover):  # its writer was killed
-                    leftover.unlink(missing_ok=True)
-            return CacheWriter(part, _identity(key), names)
-    except OSError as error:
-        _warn(str(path), error)
-        return None
+def _new_writer(path: Path, key: CacheKey, names: Sequence[str]) -> CacheWriter:
+    """Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.parent):
+        for leftover in path.parent.glob("*" + _PART_SUFFIX):
+            if not CacheWriter.is_alive(leftover):  # its writer was killed
+                leftover.unlink(missing_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}{_PART_SUFFIX}")
+        return CacheWriter(part, _identity(key), names)
 
 
 @contextlib.contextmanager
@@ -185,8 +183,3 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _identity(key: CacheKey) -> dict[str, str]:
     return {"checkpoint": key.checkpoint, "method": key.method, "version": key.version}
-
-
-def _warn(where: str, error: Exception) -> None:
-    reason = error.strerror if isinstance(error, OSError) else str(error)
-    logger.warning("quantized weights cannot be kept in %s (%s): each start quantizes anew", where, reason)

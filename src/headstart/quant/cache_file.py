@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,8 @@ class CacheFileError(ValueError):
 class CacheReader:
     """A whole file, mapped. All of it is read once, to compare its checksums: that is fast beside quantizing."""
 
-    def __init__(self, path: Path, identity: Mapping[str, str]) -> None:
-        """Raises `CacheFileError`, and `OSError` if the file cannot be read."""
+    def __init__(self, path: Path, identity: Mapping[str, str], names: Iterable[str]) -> None:
+        """names: of what must be there. Raises `CacheFileError`, and `OSError` if the file cannot be read."""
         with path.open("rb"):  # tell an absent or forbidden file from a damaged one
             pass
         try:
@@ -54,6 +54,8 @@ class CacheReader:
             if any(metadata.get(name) != value for name, value in identity.items()):
                 raise CacheFileError("it is of another checkpoint or version")
             self._matrices: dict[str, list[Any]] = json.loads(metadata[_MATRICES])
+            if missing := set(names) - set(self._matrices):
+                raise CacheFileError(f"{min(missing)} is missing")
             for name in self._matrices:
                 if self._read(name)[1] != self._matrices[name][3]:
                     raise CacheFileError(f"the checksum of {name} is wrong")
@@ -109,8 +111,13 @@ class CacheWriter:
         return False
 
     @property
-    def is_empty(self) -> bool:
-        return not self._matrices
+    def names(self) -> set[str]:
+        """Of what was added."""
+        return set(self._matrices)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._body + self._end
 
     def add(self, name: str, weight: QuantizedWeight) -> None:
         """Raises `OSError`, such as for a full disk."""
