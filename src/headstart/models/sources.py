@@ -72,17 +72,14 @@ class SafetensorsSource:
         self._quantization = quantization
         self._matrices = quantized_matrices(self._entries, spec, quantization, str(paths[0].parent))
         self._shapes = expected_tensors(spec)
+        self.formats: Mapping[str, WeightFormat] = {}
+        if quantization is not None:
+            self.formats = dict.fromkeys(self._matrices, checkpoint_format(quantization))
         self._report = Report()
         self._tensors: dict[str, tuple[Path, Any]] = {}  # name -> file, open handle
         for path in paths:
             handle = _open_safetensors(path)
             self._tensors |= dict.fromkeys(handle.keys(), (path, handle))
-
-    @property
-    def formats(self) -> Mapping[str, WeightFormat]:
-        if self._quantization is None:
-            return {}
-        return dict.fromkeys(self._matrices, checkpoint_format(self._quantization))
 
     def num_bytes(self, name: str) -> int:
         return sum(self._entries[part].num_bytes for part in self._parts(name).values())
@@ -132,12 +129,11 @@ class GGUFSource:
         self._spec = spec
         self._report = Report()
         check_gguf(file, spec)
-
-    @property
-    def formats(self) -> Mapping[str, WeightFormat]:
-        shapes = expected_tensors(self._spec)
-        kinds = {name: self._tensor(name).type_name for name, shape in shapes.items() if len(shape) == 2}
-        return {name: GGUF_FORMATS[kind] for name, kind in kinds.items() if kind in GGUF_FORMATS}
+        matrices = [name for name, shape in expected_tensors(spec).items() if len(shape) == 2]
+        kinds = {name: self._tensor(name).type_name for name in matrices}
+        self.formats: Mapping[str, WeightFormat] = {
+            name: GGUF_FORMATS[kind] for name, kind in kinds.items() if kind in GGUF_FORMATS
+        }
 
     def num_bytes(self, name: str) -> int:
         return self._tensor(name).num_bytes
