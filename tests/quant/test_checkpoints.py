@@ -14,7 +14,17 @@ from headstart.quant.method import QuantizationError
 from headstart.quant.report import Report
 from tests.fixtures.quantized_weights import LAYOUTS, compressed_int, gptq
 
-READ = {"weight", "weight_scale", "weight_scale_inv", "weight_packed", "qweight", "qzeros", "scales", "g_idx"}
+READ = {
+    "weight",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_packed",
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+    "weight_zero_point",
+}
 EXACT = {WeightFormat.Q8_0, WeightFormat.Q4_0, WeightFormat.FP8}
 
 

@@ -19,7 +19,7 @@ GROUP_UNIT = 32  # columns: the group of the formats that matrices are held in; 
 _MAX_GROUP = 1 << 20
 _MAX_CONFIG_GROUPS = 10_000
 SUPPORTED = (
-    "compressed-tensors (int8, int8 and symmetric int4 packed, fp8), fp8, awq (4 bits, version gemm) "
+    "compressed-tensors (int8, packed int8 and int4, fp8), fp8, awq (4 bits, version gemm) "
     "and gptq (4 bits, without reordering) are"
 )
 
@@ -86,8 +86,9 @@ def _config_group(group: Any, outer_format: Any, where: str) -> QuantizationSpec
     layout = _compressed_layout(form, kind, bits)
     if layout is None:
         raise _unsupported(where, f"format {form!r} with {bits}-bit {kind} weights")
-    if not fields.flag("symmetric", True):
-        raise _unsupported(where, "asymmetric weights")
+    symmetric = fields.flag("symmetric", True)
+    if not symmetric and (layout != "int4-packed" or strategy == "tensor"):
+        raise _unsupported(where, f"asymmetric {bits}-bit weights with strategy {strategy!r}")
     strategies = {"tensor", "channel", "block"} if layout == "fp8" else {"tensor", "channel", "group"}
     if strategy not in strategies:
         raise _unsupported(where, f"strategy {strategy!r} with {bits}-bit {kind} weights")
@@ -96,6 +97,7 @@ def _config_group(group: Any, outer_format: Any, where: str) -> QuantizationSpec
         layout,
         group_size=_group_size(fields) if strategy == "group" else None,
         block=_block(weights.get("block_structure"), where) if strategy == "block" else None,
+        symmetric=symmetric,
     )
 
 

@@ -97,6 +97,8 @@ def _parts(
     else:
         per_word = 4 if spec.layout == "int8-packed" else 8
         needed["weight_packed"] = Part(("I32",), ((num_rows, -(-num_columns // per_word)),))
+        if not spec.symmetric:
+            needed["weight_zero_point"] = Part(("I32",), ((-(-num_rows // per_word), num_groups),))
         optional = {"weight_g_idx": Part(("I32", "I64"), ((num_columns,),))}
     return needed, optional
 

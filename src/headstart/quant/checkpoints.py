@@ -48,7 +48,10 @@ def decode(
     scales = _over_groups(parts["weight_scale"], shape)
     if spec.layout == "int4-packed":
         codes = _nibbles(parts["weight_packed"]).flatten(1)[:, : shape[1]]
-        return _four_bits(shape, codes, scales, torch.full_like(scales, _MIDDLE), True)
+        zeros = torch.full_like(scales, _MIDDLE)
+        if not spec.symmetric:  # packed along N
+            zeros = _nibbles(parts["weight_zero_point"].t()).flatten(1)[:, : shape[0]].t()
+        return _four_bits(shape, codes, scales, _over_groups(zeros, shape), spec.symmetric)
     if spec.layout == "int8":
         return _eight_bits(shape, parts["weight"], scales)
     unsigned = parts["weight_packed"].view(torch.uint8)[:, : shape[1]]
@@ -65,7 +68,7 @@ def _refuse_unread(spec: QuantizationSpec, shape: tuple[int, int], parts: Mappin
                 "has its columns reordered by activation (desc_act), which is not supported: "
                 "use a checkpoint that was made with desc_act false"
             )
-    for name in ("weight_zero_point", "bias"):
+    for name in ("weight_zero_point", "bias") if spec.symmetric else ("bias",):
         if name in parts and bool((parts[name].float() != 0).any()):
             raise QuantizationError(f"has a {name} that is not zero, which this model cannot have")
 
