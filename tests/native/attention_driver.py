@@ -1,4 +1,4 @@
-"""Builds the attention kernels alone, for one instruction set, and calls them: what the tests and the benchmark share."""
+"""Builds the attention kernels alone, for one instruction set, and calls them: shared by tests and benchmark."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ FLAGS = {
     "avx512": ["-DHS_AVX512", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"],
     "neon": ["-DHS_NEON", "-march=armv8.2-a+dotprod"],
 }
+BASE_FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-Wall", "-Wextra", "-Wno-psabi"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g"]
 
 
-def build(folder: Path, isa: str, *, sanitize: bool = False) -> Path:
+def build(folder: Path, isa: str) -> Path:
     library = folder / f"attention-{isa}.so"
-    command = ["g++", "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread"]
-    command += ["-Wall", "-Wextra", "-Wno-psabi", f"-DHS_ISA={isa}", *FLAGS[isa], f"-I{NATIVE}/src"]
-    command += SANITIZE if sanitize else []
+    command = ["g++", *BASE_FLAGS, "-O3", "-fPIC", "-shared", f"-DHS_ISA={isa}", *FLAGS[isa], f"-I{NATIVE}/src"]
     sources = [f"{NATIVE}/tests/attention_driver.cpp", f"{NATIVE}/src/threads.cpp"]
     subprocess.run([*command, *sources, "-o", str(library)], check=True)
     return library

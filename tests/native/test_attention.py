@@ -1,12 +1,13 @@
 """Rotary embedding, the write of keys and values, and paged attention, against float64 and to the bit.
 
-ATTENTION_ISA names another instruction set (portable, avx2, avx512) to test than this machine's best, ATTENTION_SANITIZE=1
-makes the build one with the address and undefined-behaviour sanitizers; the last tests run this file so.
+ATTENTION_ISA names another instruction set (portable, avx2, avx512) than this machine's best. ATTENTION_BUILDS=1
+also runs the last tests, which take minutes: sanitizers, the portable kernels, NEON in an emulator.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,11 +18,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.native.attention_driver import FORMATS, Kernels, Shape, Span, best_isa, build, slots_of
+from tests.native.attention_driver import (
+    BASE_FLAGS,
+    FLAGS,
+    FORMATS,
+    NATIVE,
+    SANITIZE,
+    Kernels,
+    Shape,
+    Span,
+    best_isa,
+    build,
+    slots_of,
+)
 
 ISA = os.environ.get("ATTENTION_ISA", best_isa())
-SANITIZED = os.environ.get("ATTENTION_SANITIZE") == "1"
-EXAMPLES = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 THREADS = (1, 2, 5)
 BLOCK_SIZES = (1, 2, 7, 16, 17, 32, 48, 64, 80, 256)
 # Of a stored value, relative to it (float formats) or to the largest of its vector (scaled formats).
@@ -30,7 +42,7 @@ STORED_TOLERANCE = {"float32": 1e-6, "float16": 2**-11, "bfloat16": 2**-8, "int8
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("attention"), ISA, sanitize=SANITIZED)
+    return build(tmp_path_factory.mktemp("attention"), ISA)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +98,12 @@ def expected_attention(queries: np.ndarray, keys: np.ndarray, values: np.ndarray
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
     weights /= weights.sum(axis=2, keepdims=True)
     return np.einsum("hrk,khd->rhd", weights, values).reshape(len(queries), -1)
+
+
+def stale_rows(shape: Shape, num_blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows for every slot of a pool, as others have left them."""
+    count = num_blocks * shape.block_size
+    return random_rows(shape, count, 1), np.arange(count)
 
 
 class Requests:
@@ -245,9 +263,7 @@ def test_a_row_is_the_same_however_it_is_computed(pools, kv_format, data, seed, 
     lengths = [length, *(context for _, context in companions)]
     tables, num_blocks = scattered_blocks(shape, lengths, seed)
     layer = kernels.new_layer(shape, num_blocks)
-    layer[:] = kernels.sizes(shape)[1] % 7 if kv_format == "float32" else 0  # stale, but finite
-    for blocks in tables:  # padding is zero from the start
-        zero_blocks(kernels, shape, layer, blocks)
+    kernels.write(shape, layer, *stale_rows(shape, num_blocks))
     start = 0
     for end in data.draw(cuts(length)):
         queries = kernels.write(
@@ -261,12 +277,6 @@ def test_a_row_is_the_same_however_it_is_computed(pools, kv_format, data, seed, 
         out = kernels.attend(shape, layer, np.concatenate(parts), spans)
         np.testing.assert_array_equal(out[: end - start].view(np.int32), expected[start:end].view(np.int32))
         start = end
-
-
-def zero_blocks(kernels: Kernels, shape: Shape, layer: np.ndarray, blocks: list[int]) -> None:
-    size = kernels.sizes(shape)[0]
-    for block in blocks:
-        layer[block * size : (block + 1) * size] = 0
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)
@@ -302,32 +312,50 @@ def test_a_long_context(pools):
 
 # -- other builds ------------------------------------------------------------------------------------------------------
 
+OTHER_BUILDS = pytest.mark.skipif("ATTENTION_BUILDS" not in os.environ, reason="takes minutes: set ATTENTION_BUILDS=1")
+ADDRESS, THREAD = SANITIZE, ["-fsanitize=thread", "-O1", "-g"]
+ARM = "aarch64-linux-gnu-g++"
 
-def run_this_file(**environment: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=1200", __file__]
-    command += ["-k", "not build"]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+def run_program(
+    folder: Path, isa: str, flags: list[str], compiler: str = "g++", emulator: tuple[str, ...] = ()
+) -> None:
+    """The C++ program that compares many sizes by itself."""
+    program = folder / "attention-sizes"
+    command = [compiler, *BASE_FLAGS, f"-DHS_ISA={isa}", *FLAGS[isa], f"-I{NATIVE}/src", *flags]
+    sources = [f"{NATIVE}/tests/attention_sizes.cpp", f"{NATIVE}/src/threads.cpp"]
+    subprocess.run([*command, *sources, "-o", str(program)], check=True)
+    done = subprocess.run([*emulator, str(program)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert int(done.stdout.split()[0]) > 1000
 
 
-@pytest.mark.timeout(1500)
-@pytest.mark.skipif("ATTENTION_BUILDS" not in os.environ, reason="takes minutes: set ATTENTION_BUILDS=1")
+@OTHER_BUILDS
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("flags", [ADDRESS, THREAD], ids=["address", "thread"])
 @pytest.mark.parametrize("isa", sorted({"portable", best_isa()}))
-def test_sanitized_build(isa):
-    preload = " ".join(
-        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
-        for name in ("libasan.so", "libubsan.so")
-    )
-    run_this_file(
-        ATTENTION_ISA=isa,
-        ATTENTION_SANITIZE="1",
-        LD_PRELOAD=preload,
-        ASAN_OPTIONS="detect_leaks=0",  # the interpreter's own
-    )
+def test_many_sizes_with_sanitizers(tmp_path, isa, flags):
+    run_program(tmp_path, isa, flags)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.skipif("ATTENTION_BUILDS" not in os.environ, reason="takes minutes: set ATTENTION_BUILDS=1")
-def test_portable_build():
-    run_this_file(ATTENTION_ISA="portable")
+@OTHER_BUILDS
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(shutil.which(ARM) is None or shutil.which("qemu-aarch64") is None, reason="no emulator")
+def test_many_sizes_on_neon(tmp_path):
+    run_program(tmp_path, "neon", ["-O2", "-static"], ARM, ("qemu-aarch64",))
+
+
+@OTHER_BUILDS
+@pytest.mark.timeout(900)
+def test_portable_kernels():
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=900", __file__]
+    environment = {name: value for name, value in os.environ.items() if name != "ATTENTION_BUILDS"}
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        env=environment | {"ATTENTION_ISA": "portable"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
