@@ -11,12 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from headstart.config import Quantization
 from headstart.hub import ModelError, ModelFiles, files_of_folder
+from headstart.models import load_model
 from headstart.models.sources import WeightSource, open_source
 from headstart.ops.formats import QuantizedWeight, WeightFormat
 from headstart.perf.model_spec import ModelSpec, spec_from_config
 from tests.fixtures.quantized_weights import LAYOUTS
-from tests.models.tiny import reference
+from tests.models.tiny import chunked_logits, pool_for, reference
+
+pytestmark = pytest.mark.usefixtures("_own_cache")
 
 DOWN = "model.layers.1.mlp.down_proj"
 QUERY = "model.layers.0.self_attn.q_proj"
@@ -26,6 +30,11 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
+
+
+@pytest.fixture
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 def write(folder: Path, layout: str, family: str = "llama", **changes: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -86,6 +95,21 @@ def test_each_layout_is_read_from_its_tensors(layout: str, tmp_path: Path) -> No
     assert isinstance(plain, torch.Tensor)
     assert plain.shape == (128, 64)
     assert source.num_bytes(f"{DOWN}.weight") < 64 * 128 * 4 / 2
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_a_model_computes_in_codes_what_it_computes_in_floats(layout: str, tmp_path: Path) -> None:
+    """Nearly: with codes, activations are rounded to eight bits where the machine has instructions for that."""
+    write(tmp_path, layout)
+    files = files_of_folder(tmp_path)
+    ids = torch.arange(40) * 7 % 96
+
+    def logits(quantization: Quantization) -> torch.Tensor:
+        decoder = load_model(files, spec_of(files), device="cpu", dtype=torch.float32, quantization=quantization)
+        return chunked_logits(decoder, ids, [40], [0, 1, 2], 16, pool_for(decoder, 4, 16))
+
+    floats, coded = logits("none"), logits("auto")
+    assert (coded - floats).norm() < 0.05 * (floats - floats.mean(1, keepdim=True)).norm()
 
 
 def test_blocks_of_fp8_are_known_to_be_rounded(tmp_path: Path) -> None:
