@@ -1,9 +1,9 @@
 // Where keys and values lie in a layer's pool of blocks. Owns the layout and nothing else.
 //
 // A layer is one array of blocks, a block holds its KV heads one after the other, a head of a block is: keys,
-// transposed [head_dim][block_size]; values [block_size][padded_dim], the padding zero; for int8 and fp8 one float scale
-// per token, for the keys, then for the values. Transposed keys let 16 of them be multiplied at once without a
-// horizontal sum.
+// transposed [head_dim][block_size]; values [block_size][padded_dim], the padding zero; for int8 and fp8 one float
+// scale per token, for the keys, then for the values. Transposed keys let 16 of them be multiplied at once without a
+// horizontal sum. A pool starts as zero bytes.
 #pragma once
 
 #include <cstddef>

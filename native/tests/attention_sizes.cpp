@@ -1,5 +1,5 @@
-// Attention over sizes that fill no tile, in every KV format, against double precision and, cut into single rows, against
-// itself: a program of its own, for sanitizers and for instruction sets that run in an emulator. Prints how many cases.
+// Attention over sizes that fill no tile, in every KV format, against double precision and, cut into single rows,
+// against itself: a program of its own, for sanitizers and for instruction sets that run in an emulator.
 #include <cstdio>
 #include <memory>
 #include <random>
@@ -73,7 +73,8 @@ class Request {
   void write() {
     const KvLayout& layout = c_.layout;
     const size_t width = size_t((c_.num_heads + 2 * layout.num_kv_heads) * layout.head_dim), rows = size_t(c_.context);
-    std::vector<float> qkv(width * rows), angles(rows * size_t(layout.head_dim / 2)), norm(size_t(layout.head_dim), 1.f);
+    std::vector<float> qkv(width * rows), angles(rows * size_t(layout.head_dim / 2));
+    const std::vector<float> norm(size_t(layout.head_dim), 1.f);
     std::normal_distribution<float> normal;
     for (float& x : qkv) x = normal(random_);
     for (float& x : angles) x = 0.6f;
