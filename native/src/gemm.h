@@ -276,30 +276,42 @@ static inline void multiply_block(const Weight& weight, const Activations& a, in
   }
 }
 
-// A row or two: several panels at once, far from each other, so that as many streams of memory are under way.
+// STREAMS panels (pairs of them count as one output panel) of one or two rows, far from each other: panel `first + i` of
+// each of the stretches.
+template <int STREAMS>
+static inline void multiply_streams(const Weight& weight, const Activations& a, int rows, int first, int stretch,
+                                    const Output& out) {
+  const int per_output = out.epilogue == Epilogue::kGated ? 2 : 1;
+  const int outputs = STREAMS / per_output;
+  alignas(64) float sums[STREAMS * kStreamedRows * kPanel];
+  for (int i = 0; i < stretch; i++) {
+    const uint8_t* panels[STREAMS];
+    for (int j = 0; j < STREAMS; j++) {
+      panels[j] = weight.panel((first + j / per_output * stretch + i) * per_output + j % per_output);
+    }
+    multiply_rows<kStreamedRows, STREAMS>(rows, weight.format, panels, false, a, weight.num_inputs, sums);
+    for (int j = 0; j < outputs; j++) {
+      const float* mine = sums + j * per_output * rows * kPanel;
+      finish_panel(out, mine, mine + rows * kPanel, rows, 0, first + j * stretch + i);
+    }
+  }
+}
+
+// A row or two: several panels at once, so that as many streams of memory are under way.
 static inline void multiply_few(const Weight& weight, const Activations& a, int rows, int first, int last,
                                 const Output& out, uint8_t* scratch) {
+  if (needs_expansion(weight.format)) return multiply_block(weight, a, rows, first, last, out, scratch);
   const int per_output = out.epilogue == Epilogue::kGated ? 2 : 1;
-  constexpr int kMost = kManyStreams;
-  const int at_once = kMost / per_output, stretch = (last - first) / at_once;
-  if (!needs_expansion(weight.format)) {
-    for (int i = 0; i < stretch; i++) {
-      const uint8_t* panels[kMost];
-      for (int j = 0; j < at_once; j++) {
-        for (int half = 0; half < per_output; half++) {
-          panels[j * per_output + half] = weight.panel((first + j * stretch + i) * per_output + half);
-        }
-      }
-      alignas(64) float flat[kMost * kStreamedRows * kPanel];
-      multiply_rows<kStreamedRows, kMost>(rows, weight.format, panels, false, a, weight.num_inputs, flat);
-      for (int j = 0; j < at_once; j++) {
-        const float* mine = flat + j * per_output * rows * kPanel;
-        finish_panel(out, mine, mine + rows * kPanel, rows, 0, first + j * stretch + i);
-      }
+  const int stretch = (last - first) * per_output / kManyStreams;
+  multiply_streams<kManyStreams>(weight, a, rows, first, stretch, out);
+  first += stretch * kManyStreams / per_output;
+  for (; first < last; first++) {
+    if (per_output == 2) {
+      multiply_streams<2>(weight, a, rows, first, 1, out);
+    } else {
+      multiply_streams<1>(weight, a, rows, first, 1, out);
     }
-    first += stretch * at_once;
   }
-  if (first < last) multiply_block(weight, a, rows, first, last, out, scratch);
 }
 
 }  // namespace HS_ISA

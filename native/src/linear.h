@@ -68,16 +68,14 @@ static inline void multiply_panels(ThreadPool& threads, int thread, const Weight
   }
 }
 
-// The outputs of few rows, shared out in stretches of at least four panels.
+// The outputs of few rows, shared out in equal stretches that are long enough for all streams.
 static inline void share_outputs(ThreadPool& threads, const Weight& weight, const Activations& a, int rows,
                                  const Output& out) {
-  const int units_of = out.epilogue == Epilogue::kGated ? 2 : kManyStreams;
   const int panels = weight.num_panels() / (out.epilogue == Epilogue::kGated ? 2 : 1);
-  const int units = (panels + units_of - 1) / units_of;
-  const int items = threads.size() == 1 ? 1 : std::min(units, kItemsPerThread * threads.size());
+  const int each = std::clamp(panels / (threads.size() * kPanelsPerItem), 1, kItemsPerThread);
+  const int items = std::min(panels, threads.size() == 1 ? 1 : threads.size() * each);
   threads.parallel(items, [&](int item, int thread) {
-    const int first = int(int64_t(units) * item / items) * units_of;
-    const int last = std::min(panels, int(int64_t(units) * (item + 1) / items) * units_of);
+    const int first = int(int64_t(panels) * item / items), last = int(int64_t(panels) * (item + 1) / items);
     multiply_panels(threads, thread, weight, a, rows, first, last, out);
   });
 }

@@ -8,6 +8,7 @@
 namespace headstart {
 
 constexpr int kItemsPerThread = 8;
+constexpr int kPanelsPerItem = 8;
 
 // RMS norm of each row before it is multiplied; no weight: none.
 struct RowNorm {
