@@ -75,7 +75,7 @@ class CacheReader:
         names = _PARTS if weight_format is WeightFormat.Q4_1 else _PARTS[:2]
         parts = [self._file.get_tensor(f"{name}.{part}") for part in names]
         weight = QuantizedWeight(weight_format, (int(num_rows), int(num_columns)), *parts)
-        return weight, _checksum(weight)
+        return weight, _checksum(name, weight)
 
 
 class CacheWriter:
@@ -124,7 +124,7 @@ class CacheWriter:
         assert name not in self._matrices, name
         for label, part in _parts(weight):
             self._write(f"{name}.{label}", part)
-        self._matrices[name] = [str(weight.format), *weight.shape, _checksum(weight)]
+        self._matrices[name] = [str(weight.format), *weight.shape, _checksum(name, weight)]
 
     def finish(self, path: Path) -> None:
         """Give the file its header and its name. Raises `OSError`."""
@@ -174,8 +174,10 @@ def _bytes(part: Tensor) -> memoryview:
     return part.contiguous().view(torch.uint8).numpy().data.cast("B")
 
 
-def _checksum(weight: QuantizedWeight) -> int:
-    value = 0
+def _checksum(name: str, weight: QuantizedWeight) -> int:
+    """Over the bytes and what says how to read them, which a damaged header would say otherwise."""
+    shapes = [(label, str(part.dtype), tuple(part.shape)) for label, part in _parts(weight)]
+    value = zlib.crc32(repr((name, str(weight.format), weight.shape, shapes)).encode())
     for _, part in _parts(weight):
         value = zlib.crc32(_bytes(part), value)
     return value
