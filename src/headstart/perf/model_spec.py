@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from headstart.hub import ModelError, ModelFiles, read_json
 from headstart.hub.gguf_reader import GGUFFile, gguf_reader
 from headstart.perf.fields import Fields
+from headstart.perf.quantization_spec import quantization_from_config
 from headstart.perf.rope_spec import RopeSpec, rope_from_config, yarn_attention_factor
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3"]
@@ -89,8 +90,7 @@ def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
     act = config.get("hidden_act", "silu")
     if act not in ("silu", "swish"):
         raise ModelError(f"{where}: hidden_act {act!r} is not supported (silu is)")
-    if config.get("quantization_config"):
-        raise ModelError(f"{where}: quantized safetensors are not supported: use the original weights or a GGUF file")
+    quantization_from_config(config, where)  # one that is not supported is said first
     num_layers, num_heads = fields.count("num_hidden_layers", high=_MAX_LAYERS), fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
     bias = fields.flag("attention_bias", False)
