@@ -57,7 +57,7 @@ class CacheReader:
             if missing := set(names) - set(self._matrices):
                 raise CacheFileError(f"{min(missing)} is missing")
             for name in self._matrices:
-                if self._read(name)[1] != self._matrices[name][3]:
+                if _checksum(name, self._read(name)) != self._matrices[name][3]:
                     raise CacheFileError(f"the checksum of {name} is wrong")
         except CacheFileError:
             raise
@@ -66,16 +66,14 @@ class CacheReader:
 
     def read(self, name: str) -> QuantizedWeight | None:
         """The matrix, mapped; None if it is not in the file."""
-        return self._read(name)[0] if name in self._matrices else None
+        return self._read(name) if name in self._matrices else None
 
-    def _read(self, name: str) -> tuple[QuantizedWeight, int]:
-        """The matrix and its checksum."""
+    def _read(self, name: str) -> QuantizedWeight:
         kind, num_rows, num_columns, _ = self._matrices[name]
         weight_format = WeightFormat(kind)
         names = _PARTS if weight_format is WeightFormat.Q4_1 else _PARTS[:2]
         parts = [self._file.get_tensor(f"{name}.{part}") for part in names]
-        weight = QuantizedWeight(weight_format, (int(num_rows), int(num_columns)), *parts)
-        return weight, _checksum(name, weight)
+        return QuantizedWeight(weight_format, (int(num_rows), int(num_columns)), *parts)
 
 
 class CacheWriter:
