@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headstart.config import Quantization
-from headstart.hub import ModelError, ModelFiles, files_of_folder
+from headstart.hub import ModelError, files_of_folder
 from headstart.models import load_model
 from headstart.models.sources import WeightSource, open_source
 from headstart.ops.formats import QuantizedWeight, WeightFormat
-from headstart.perf.model_spec import ModelSpec, spec_from_config
+from headstart.perf.checkpoint import read_checked_spec
 from tests.fixtures.quantized_weights import LAYOUTS
 from tests.models.tiny import chunked_logits, pool_for, reference
 
@@ -54,18 +54,9 @@ def write(folder: Path, layout: str, family: str = "llama", **changes: Any) -> d
     return meant
 
 
-def spec_of(files: ModelFiles) -> ModelSpec:
-    """Its shape, whatever is said of its quantization."""
-    assert files.config is not None
-    config = json.loads(files.config.read_text())
-    return spec_from_config(
-        {key: value for key, value in config.items() if key != "quantization_config"}, "config.json"
-    )
-
-
 def opened(folder: Path) -> WeightSource:
     files = files_of_folder(folder)
-    return open_source(files, spec_of(files))
+    return open_source(files, read_checked_spec(files))
 
 
 def change(folder: Path, **tensors: torch.Tensor | None) -> None:
@@ -105,7 +96,9 @@ def test_a_model_computes_in_codes_what_it_computes_in_floats(layout: str, tmp_p
     ids = torch.arange(40) * 7 % 96
 
     def logits(quantization: Quantization) -> torch.Tensor:
-        decoder = load_model(files, spec_of(files), device="cpu", dtype=torch.float32, quantization=quantization)
+        decoder = load_model(
+            files, read_checked_spec(files), device="cpu", dtype=torch.float32, quantization=quantization
+        )
         return chunked_logits(decoder, ids, [40], [0, 1, 2], 16, pool_for(decoder, 4, 16))
 
     floats, coded = logits("none"), logits("auto")
