@@ -3,7 +3,8 @@
 Each prompt is first served alone: cold, whole, one step in flight. Then all are served together in several ways, and
 each answer is compared token by token. Where two part, the tokens that they chose were a near-tie or were not: shown is
 how far apart the two were when served alone (`gap`), beside how much log-probabilities moved before that (`noise`).
-By our kernels (float32 and bfloat16 on a CPU) nothing may differ at all. Otherwise answers may part, but at near-ties only.
+By our kernels (float32 and bfloat16 on a CPU) nothing may differ at all. Otherwise answers may part, but at near-ties
+only.
 
     python benchmarks/exactness.py --dtype bfloat16
 """

@@ -13,11 +13,12 @@ from headstart.hub import ModelError, ModelFiles, Progress
 from headstart.layers.decoder_layer import DecoderLayer
 from headstart.layers.rotary import RotaryTable
 from headstart.models.decoder import Decoder
-from headstart.models.matrices import MatrixReader, in_one_format
+from headstart.models.matrices import MatrixReader
 from headstart.models.sources import WeightSource, open_source
 from headstart.ops import HeadShape, Matrix, Ops, PackedMatrix, RMSNorm, make_ops
 from headstart.perf.model_spec import ModelSpec
 from headstart.perf.tensors import EMBEDDINGS, FINAL_NORM, LM_HEAD, expected_tensors, layer_tensor
+from headstart.quant.requantize import in_one_format
 from headstart.quant.settle import settle_quantization
 
 _STAGE = "load"

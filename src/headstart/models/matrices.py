@@ -41,9 +41,9 @@ class MatrixReader:
         self._cache = None
         if rounded:
             method = quantization.method
-            name, version = (_KEPT, 0) if method is None else (method.name, method.version)
-            # The tables' own rule is part of what an int4 file holds.
-            self._cache = QuantizedCache(cache_key(files, name, 100 * version + METHODS["int8"].version), rounded)
+            # A file may hold codes of several rules: tables in 8 bits, a checkpoint's own that were rounded to ours.
+            version = sum(100**place * rule.version for place, rule in enumerate(METHODS.values()))
+            self._cache = QuantizedCache(cache_key(files, _KEPT if method is None else method.name, version), rounded)
 
     def __enter__(self) -> MatrixReader:
         return self
@@ -80,7 +80,8 @@ class MatrixReader:
             return weight
         assert self._quantization.method is not None
         try:
-            return _method_for(name, self._quantization.method).quantize(self._read_floats(name))
+            # As the checkpoint has it: what was cast to another dtype would have other codes.
+            return _method_for(name, self._quantization.method).quantize(self._source.read(name))
         except QuantizationError as error:
             raise ModelError(f"{self._where}: tensor {name} {error}") from None
 
@@ -89,13 +90,3 @@ def _method_for(name: str, method: QuantMethod) -> QuantMethod:
     """Embeddings and LM head are kept in 8 bits where the rest has 4: they are read once a token, and errors in them
     reach every logit."""
     return METHODS["int8"] if method.name == "int4" and name in (EMBEDDINGS, LM_HEAD) else method
-
-
-def in_one_format(parts: list[Matrix]) -> list[Matrix]:
-    """Matrices that are packed as one must be alike. Those of mixed checkpoints become 8-bit codes; nothing is lost but
-    a rounding finer than what the coarser ones already had."""
-    formats = {part.format if isinstance(part, QuantizedWeight) else None for part in parts}
-    if len(formats) == 1:
-        return parts
-    floats = (part.dequantize() if isinstance(part, QuantizedWeight) else part for part in parts)
-    return [METHODS["int8"].quantize(values) for values in floats]

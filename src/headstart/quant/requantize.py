@@ -16,7 +16,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from headstart.hub.gguf_reader import GGUFTensor
-from headstart.ops.formats import GROUP_SIZE, QuantizedWeight, WeightFormat, concatenate
+from headstart.ops.formats import GROUP_SIZE, QuantizedWeight, WeightFormat
 from headstart.quant.method import METHODS, QuantizationError, QuantMethod, pack_nibbles
 from headstart.quant.report import Report
 
@@ -83,19 +83,19 @@ def as_format(weight: QuantizedWeight, target: WeightFormat) -> QuantizedWeight:
     return methods[0].quantize(weight.dequantize())
 
 
-def unify(parts: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight:
-    """Matrices of equal K under each other as one, in the smallest format that holds each about as well as its own.
+def in_one_format(parts: Sequence[Tensor | QuantizedWeight]) -> list[Tensor | QuantizedWeight]:
+    """Matrices that are to be packed as one, in the smallest format that holds each about as well as its own.
 
-    float32 if one of them is float.
+    Floats if one of them is float.
     """
     codes = [part for part in parts if isinstance(part, QuantizedWeight)]
     if len(codes) < len(parts):
-        return torch.cat([part.dequantize() if isinstance(part, QuantizedWeight) else part.float() for part in parts])
+        return [part.dequantize() if isinstance(part, QuantizedWeight) else part for part in parts]
     formats = {part.format for part in codes}
     if len(formats) == 1:
-        return concatenate(codes)
+        return list(codes)
     target = WeightFormat.Q4_1 if formats == {WeightFormat.Q4_0, WeightFormat.Q4_1} else WeightFormat.Q8_0
-    return concatenate([as_format(part, target) for part in codes])
+    return [as_format(part, target) for part in codes]
 
 
 def gguf_floats(tensor: GGUFTensor) -> Tensor:
