@@ -76,3 +76,17 @@ class QuantizedWeight:
         if self.minimums is not None:
             values += self.minimums.float().unsqueeze(-1)
         return values.flatten(1)[:, :num_columns].contiguous()
+
+
+def concatenate(parts: list[QuantizedWeight]) -> QuantizedWeight:
+    """Matrices of one format and K under each other, as one."""
+    first = parts[0]
+    assert all(part.format is first.format and part.shape[1] == first.shape[1] for part in parts)
+    minimums = [part.minimums for part in parts if part.minimums is not None]
+    return QuantizedWeight(
+        first.format,
+        (sum(part.shape[0] for part in parts), first.shape[1]),
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat(minimums) if minimums else None,
+    )

@@ -16,7 +16,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from headstart.hub.gguf_reader import GGUFTensor
-from headstart.ops.formats import GROUP_SIZE, QuantizedWeight, WeightFormat
+from headstart.ops.formats import GROUP_SIZE, QuantizedWeight, WeightFormat, concatenate
 from headstart.quant.method import METHODS, QuantizationError, QuantMethod, pack_nibbles
 from headstart.quant.report import Report
 
