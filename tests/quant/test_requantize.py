@@ -15,7 +15,7 @@ from headstart.hub.gguf_reader import GGUFTensor
 from headstart.ops.formats import WeightFormat
 from headstart.quant.method import METHODS, QuantizationError
 from headstart.quant.report import Report
-from headstart.quant.requantize import GGUF_FORMATS, as_format, gguf_floats, gguf_weight, unify
+from headstart.quant.requantize import GGUF_FORMATS, as_format, gguf_floats, gguf_weight, in_one_format
 
 SCALES = {
     "Q4_K": (0, 2),
@@ -122,14 +122,16 @@ def test_matrices_of_different_formats_become_one() -> None:
     assert four is not None
     assert one is not None
     assert eight is not None
-    exact = unify([four, one])
-    assert exact.format is WeightFormat.Q4_1
-    assert torch.equal(exact.dequantize(), torch.cat((four.dequantize(), one.dequantize())))
-    mixed = unify([eight, one, four])
-    assert mixed.format is WeightFormat.Q8_0
-    assert mixed.shape == (9, 64)
+    exact = in_one_format([four, one])
+    assert [part.format for part in exact] == [WeightFormat.Q4_1] * 2
+    for found, part in zip(exact, (four, one), strict=True):
+        assert torch.equal(found.dequantize(), part.dequantize())
+    mixed = in_one_format([eight, one, four])
+    assert [part.format for part in mixed] == [WeightFormat.Q8_0] * 3
     again = METHODS["int8"].quantize(one.dequantize()).dequantize()
-    wanted = torch.cat((eight.dequantize(), again, four.dequantize()))
-    assert torch.equal(mixed.dequantize(), wanted)
-    floats = unify([torch.ones(2, 64, dtype=torch.bfloat16), four])
-    assert torch.equal(floats, torch.cat((torch.ones(2, 64), four.dequantize())))
+    for found, wanted in zip(mixed, (eight.dequantize(), again, four.dequantize()), strict=True):
+        assert torch.equal(found.dequantize(), wanted)
+    dense = torch.ones(2, 64, dtype=torch.bfloat16)
+    floats = in_one_format([dense, four])
+    assert floats[0] is dense
+    assert torch.equal(floats[1], four.dequantize())
