@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "peaks.h"
 #include "rotary.h"
 
 #define HS_JOIN_(a, b) a##b
@@ -14,7 +15,7 @@ namespace headstart {
 
 const Kernels& HS_JOIN(kernels_, HS_ISA)() {
   static const Kernels kernels{HS_TEXT(HS_ISA), HS_ISA::linear, HS_ISA::gated_mlp,
-                               HS_ISA::rotate_and_write, HS_ISA::attend};
+                               HS_ISA::rotate_and_write, HS_ISA::attend, HS_ISA::multiply_most, HS_ISA::read_most};
   return kernels;
 }
 

@@ -3,6 +3,7 @@
 
 #include "kv.h"
 #include "linear_args.h"
+#include "peak_args.h"
 #include "threads.h"
 
 namespace headstart {
@@ -13,6 +14,8 @@ struct Kernels {
   void (*gated_mlp)(ThreadPool&, const MlpArgs&);
   void (*rotate_and_write)(ThreadPool&, const KvLayout&, uint8_t*, const RotateArgs&);
   void (*attend)(ThreadPool&, const KvLayout&, const uint8_t*, const AttendArgs&);
+  double (*multiply_most)(ThreadPool&, Mix, int items, int64_t rounds);
+  void (*read_most)(ThreadPool&, const ReadArgs&);
 };
 
 const Kernels& kernels_portable();

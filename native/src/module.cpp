@@ -29,6 +29,25 @@ NB_MODULE(_native, module) {
       .def_prop_ro("num_threads", [](Runtime& runtime) { return runtime.threads().size(); })
       .def_prop_ro("instruction_set", [](const Runtime& runtime) { return std::string(runtime.kernels().name); });
 
+  nb::enum_<Mix>(module, "Mix", "The multiplications that linear layers are made of, with what sums them.")
+      .value("FLOAT32", Mix::kFloat32)
+      .value("INT8", Mix::kInt8)
+      .value("INT4", Mix::kInt4);
+
+  module.def("multiply_most",
+             [](Runtime& runtime, Mix mix, int items, int64_t rounds) {
+               return runtime.kernels().multiply_most(runtime.threads(), mix, items, rounds);
+             },
+             nb::call_guard<nb::gil_scoped_release>(), "runtime"_a, "mix"_a, "items"_a, "rounds"_a,
+             "Multiply in registers, as fast as the instruction set can. Returns how many multiplications it did.");
+  module.def("read_most",
+             [](Runtime& runtime, uintptr_t data, size_t slice_bytes, int num_slices, int repeats, int streams) {
+               const ReadArgs args{at<const uint8_t>(data), slice_bytes, num_slices, repeats, streams};
+               runtime.kernels().read_most(runtime.threads(), args);
+             },
+             nb::call_guard<nb::gil_scoped_release>(), "runtime"_a, "data"_a, "slice_bytes"_a, "num_slices"_a,
+             "repeats"_a, "streams"_a, "Read slices of memory, each several times by one thread, and do nothing else.");
+
   nb::enum_<Placement>(module, "Placement", "Where rows go: one after the other, or gate and up panels in turns.")
       .value("PLAIN", Placement::kPlain)
       .value("GATE", Placement::kGate)

@@ -2,8 +2,8 @@
 Headstart's CPU kernels. Addresses are integers (`Tensor.data_ptr()`), 0 for none; strides count elements.
 """
 
-import enum
 from collections.abc import Sequence
+import enum
 
 def instruction_sets() -> list[str]:
     """What this machine runs, best first."""
@@ -16,6 +16,27 @@ class Runtime:
     def num_threads(self) -> int: ...
     @property
     def instruction_set(self) -> str: ...
+
+class Mix(enum.Enum):
+    """
+    The multiplications that linear layers are made of, with what sums them.
+    """
+
+    FLOAT32 = 0
+
+    INT8 = 1
+
+    INT4 = 2
+
+def multiply_most(runtime: Runtime, mix: Mix, items: int, rounds: int) -> float:
+    """
+    Multiply in registers, as fast as the instruction set can. Returns how many multiplications it did.
+    """
+
+def read_most(runtime: Runtime, data: int, slice_bytes: int, num_slices: int, repeats: int, streams: int) -> None:
+    """
+    Read slices of memory, each several times by one thread, and do nothing else.
+    """
 
 class Placement(enum.Enum):
     """Where rows go: one after the other, or gate and up panels in turns."""

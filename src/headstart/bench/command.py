@@ -14,11 +14,14 @@ from rich.console import Console
 from rich.progress_bar import ProgressBar
 
 from headstart.bench.http import Origin
+from headstart.bench.kernel_table import print_kernel_report
+from headstart.bench.kernels import run_kernels, write_kernel_report
 from headstart.bench.options import ApiName, BenchError, BenchOptions, LengthDist, WorkloadName, validate
 from headstart.bench.record import RequestRecord
 from headstart.bench.report import Report, write_report
 from headstart.bench.run import run
 from headstart.bench.table import print_report
+from headstart.config import DEFAULT_MODEL
 
 # Options that not every workload has; given to another one they would do nothing, which is an error.
 _ONLY_FOR: dict[str, tuple[str, ...]] = {
@@ -41,6 +44,8 @@ _ONLY_FOR: dict[str, tuple[str, ...]] = {
     "max_prompt_tokens": ("trace",),
     "ignore_eos": ("idle", "prefix", "hol", "poisson", "trace"),
 }
+# All that `--kernels` has a use for.
+_FOR_KERNELS = ("kernels", "model", "threads", "json_file", "progress")
 
 
 def _parse_lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
@@ -147,7 +152,10 @@ def _default(name: str) -> Any:
     help="A second server, measured in turn with the first; prints ratios.",
 )
 @click.option("--workload", "-w", type=click.Choice(get_args(WorkloadName)), default="idle", show_default=True)
-@click.option("--model", help="Model to ask for.  [default: the first that the server lists]")
+@click.option(
+    "--model",
+    help="Model to ask for.  [default: the first that the server lists]  With --kernels: alias, folder or .gguf file.",
+)
 @click.option("--against-model", help="The same, for the second server.")
 @click.option("--api", type=click.Choice(get_args(ApiName)), default="chat", show_default=True, help="Which endpoint.")
 @click.option(
@@ -188,6 +196,8 @@ def _default(name: str) -> Any:
 @click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds a request.")
 @click.option("--connect-timeout", type=float, default=10.0, show_default=True, help="Seconds a connection.")
 @click.option("--max-in-flight", type=int, default=4096, show_default=True, help="Requests beyond it count as errors.")
+@click.option("--kernels", is_flag=True, help="No server: time this machine's native kernels against its own peaks.")
+@click.option("--threads", type=click.IntRange(min=1), help="kernels: compute threads.  [default: the usable cores]")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there.")
 @click.option("--progress/--no-progress", default=True, help="The progress bar (never without a terminal).")
 @click.pass_context
@@ -195,9 +205,17 @@ def bench(ctx: click.Context, /, json_file: Path | None, progress: bool, **value
     """Measure any OpenAI-compatible server from its client's side.
 
     TTFT is the time from the request being written to the first non-empty content, reasoning or tool delta. Arrivals
-    never wait for answers. Exit code: 0; 1 if it could not run, nothing was answered, or a check failed; 2 if the
-    command line is wrong; 130 after Ctrl-C.
+    never wait for answers. With --kernels, in under a minute: how fast this machine multiplies and reads, and how near
+    each operation of the model comes to that. Exit code: 0; 1 if it could not run, nothing was answered, or a check
+    failed; 2 if the command line is wrong; 130 after Ctrl-C.
     """
+    kernels, threads = values.pop("kernels"), values.pop("threads")
+    if kernels:
+        _refuse_other_options(ctx)
+        _bench_kernels(values["model"] or DEFAULT_MODEL, threads, json_file, progress=progress)
+        return
+    if threads is not None:
+        raise click.UsageError("--threads does nothing without --kernels: a server has threads of its own", ctx)
     _refuse_inert_options(ctx, values["workload"])
     options = BenchOptions(**values)
     try:
@@ -216,12 +234,39 @@ def bench(ctx: click.Context, /, json_file: Path | None, progress: bool, **value
     ctx.exit(exit_code(report))
 
 
+def _bench_kernels(model: str, threads: int | None, json_file: Path | None, *, progress: bool) -> None:
+    shown = progress and sys.stderr.isatty()
+
+    def draw(done: int, total: int) -> None:
+        if shown:
+            sys.stderr.write(f"\r\x1b[Kmeasuring {done}/{total}")
+            sys.stderr.flush()
+
+    try:
+        report = run_kernels(model, threads, draw)
+        if json_file is not None:
+            write_kernel_report(report, json_file)
+    except BenchError as error:
+        raise click.ClickException(str(error)) from None
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+    print_kernel_report(report, Console())
+
+
 def exit_code(report: Report) -> int:
     """What the command ends with."""
     if report.interrupted:
         return 130
     checks = (report.ledger or {}).values()
     return 0 if report.num_answered and all(check.passed for check in checks) else 1
+
+
+def _refuse_other_options(ctx: click.Context) -> None:
+    for param in ctx.command.params:
+        given = param.name and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+        if given and param.name not in _FOR_KERNELS:
+            raise click.UsageError(f"{param.opts[0]} does nothing with --kernels", ctx)
 
 
 def _refuse_inert_options(ctx: click.Context, workload: str) -> None:
