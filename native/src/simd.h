@@ -22,7 +22,12 @@
 #include "numbers.h"
 
 #define HS_INLINE static inline __attribute__((always_inline))
+// Registers hold what is summed only if the loops over them are unrolled; the portable set has too few to gain from it.
+#if defined(HS_AVX512) || defined(HS_AVX2) || defined(HS_NEON)
 #define HS_UNROLL _Pragma("GCC unroll 16")
+#else
+#define HS_UNROLL
+#endif
 // Pins a value in a register: GCC otherwise reassociates integer sums into trees and spills every product.
 #if defined(HS_AVX512)
 #define HS_KEEP(x) asm("" : "+v"(x))
@@ -43,8 +48,8 @@ namespace HS_ISA {
 using VF = __m512;
 using VI = __m512i;
 constexpr int kLanes = 16;
-constexpr int kMaxRows = 12;     // rows of a micro-kernel of 16 outputs: what the registers hold
-constexpr int kMaxRowsInt = 10;
+constexpr int kMaxRows = 8;     // rows of a micro-kernel of 16 outputs
+constexpr int kMaxRowsInt = 6;
 
 HS_INLINE VF zero() { return _mm512_setzero_ps(); }
 HS_INLINE VF set1(float x) { return _mm512_set1_ps(x); }

@@ -12,8 +12,8 @@ namespace headstart {
 
 namespace {
 
-constexpr int kSpins = 20000;       // about 100 us: longer than what lies between two operations of a step
-constexpr int kSpinsOfCaller = 50000;
+constexpr int kSpins = 8000;  // about 100 us: longer than what lies between two operations of a step
+constexpr int kSpinsOfCaller = 2000;  // the last item is nearly done, or its thread wants a core to finish it on
 
 void relax() {
 #if defined(__x86_64__)
@@ -61,9 +61,9 @@ ThreadPool::ThreadPool(int num_threads, std::vector<int> cpus)
 }
 
 ThreadPool::~ThreadPool() {
-  stop_ = true;
-  epoch_.fetch_add(1);
-  wake_all(epoch_);
+  stop_.store(true);
+  call_.fetch_add(1);
+  wake_all(call_);
   for (auto& thread : threads_) thread.join();
 }
 
@@ -77,31 +77,52 @@ void ThreadPool::run(int num_items, Function function, void* context) {
     for (int item = 0; item < num_items; item++) function(context, item, 0);
     return;
   }
-  function_ = function;
-  context_ = context;
-  num_items_ = num_items;
-  next_.store(0, std::memory_order_relaxed);
-  done_.store(0, std::memory_order_relaxed);
-  epoch_.fetch_add(1);
-  if (sleepers_.load() > 0) wake_all(epoch_);
-  work(0);
-  int spins = 0;
-  while (done_.load(std::memory_order_acquire) != num_threads_ - 1) {
-    if (++spins < kSpinsOfCaller) {
-      relax();
-    } else {
-      spins = 0;
-      sched_yield();
+  const uint32_t call = call_.load(std::memory_order_relaxed) + 1;
+  function_.store(function, std::memory_order_relaxed);
+  context_.store(context, std::memory_order_relaxed);
+  num_items_.store(num_items, std::memory_order_relaxed);
+  num_done_.store(0, std::memory_order_relaxed);
+  next_.store(uint64_t(call) << 32, std::memory_order_release);
+  call_.store(call);
+  if (num_sleepers_.load() > 0) wake_all(call_);
+  work(call, 0);
+  wait_for_items(num_items);
+}
+
+// The next item of the call, if it has one left and is still the one under way.
+bool ThreadPool::take_item(uint32_t call, int& item) {
+  uint64_t next = next_.load(std::memory_order_acquire);
+  for (;;) {
+    if (uint32_t(next >> 32) != call || int(uint32_t(next)) >= num_items_.load(std::memory_order_relaxed)) return false;
+    if (next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+      item = int(uint32_t(next));
+      return true;
     }
   }
 }
 
-void ThreadPool::work(int thread) {
+void ThreadPool::work(uint32_t call, int thread) {
   for (;;) {
-    const int item = next_.fetch_add(1, std::memory_order_relaxed);
-    if (item >= num_items_) return;
-    function_(context_, item, thread);
+    // Read before the item is taken: while one is left, the call is not over, and these are its own.
+    const Function function = function_.load(std::memory_order_relaxed);
+    void* context = context_.load(std::memory_order_relaxed);
+    int item;
+    if (!take_item(call, item)) return;
+    const uint32_t last = uint32_t(num_items_.load(std::memory_order_relaxed));
+    function(context, item, thread);
+    if (num_done_.fetch_add(1) + 1 == last && caller_sleeps_.load()) wake_all(num_done_);
   }
+}
+
+void ThreadPool::wait_for_items(int num_items) {
+  const uint32_t all = uint32_t(num_items);
+  for (int spins = 0; spins < kSpinsOfCaller; spins++) {
+    if (num_done_.load(std::memory_order_acquire) == all) return;
+    relax();
+  }
+  caller_sleeps_.store(true);
+  for (uint32_t done = num_done_.load(); done != all; done = num_done_.load()) sleep_while(num_done_, done);
+  caller_sleeps_.store(false);
 }
 
 void ThreadPool::serve(int thread) {
@@ -109,20 +130,19 @@ void ThreadPool::serve(int thread) {
   uint32_t seen = 0;
   for (;;) {
     int spins = 0;
-    while (epoch_.load(std::memory_order_acquire) == seen) {
+    while (call_.load(std::memory_order_acquire) == seen) {
       if (++spins < kSpins) {
         relax();
         continue;
       }
-      sleepers_.fetch_add(1);
-      if (epoch_.load() == seen) sleep_while(epoch_, seen);
-      sleepers_.fetch_sub(1);
+      num_sleepers_.fetch_add(1);
+      if (call_.load() == seen) sleep_while(call_, seen);
+      num_sleepers_.fetch_sub(1);
       spins = 0;
     }
-    seen++;
-    if (stop_) return;
-    work(thread);
-    done_.fetch_add(1, std::memory_order_release);
+    seen = call_.load(std::memory_order_acquire);
+    if (stop_.load()) return;
+    work(seen, thread);
   }
 }
 

@@ -1,6 +1,7 @@
 // A persistent pool of compute threads: the calling thread works too, waiting ones spin briefly, then sleep.
 //
-// One caller at a time. Items are handed out one by one, so a thread that the system took away for a while takes fewer.
+// One caller at a time. Items are handed out one by one, and a call ends when its items are done, not when every thread
+// has looked: one that the system has taken away, for another process, holds nobody up unless it has an item in hand.
 #pragma once
 
 #include <atomic>
@@ -61,7 +62,9 @@ class ThreadPool {
  private:
   using Function = void (*)(void*, int, int);
   void run(int num_items, Function function, void* context);
-  void work(int thread);
+  bool take_item(uint32_t call, int& item);
+  void work(uint32_t call, int thread);
+  void wait_for_items(int num_items);
   void serve(int thread);
 
   int num_threads_;
@@ -69,14 +72,16 @@ class ThreadPool {
   std::vector<std::thread> threads_;
   std::unique_ptr<Arena[]> arenas_;
   bool caller_pinned_ = false;
-  Function function_ = nullptr;
-  void* context_ = nullptr;
-  int num_items_ = 0;
-  bool stop_ = false;
-  alignas(64) std::atomic<uint32_t> epoch_{0};
-  alignas(64) std::atomic<int> next_{0};
-  alignas(64) std::atomic<int> done_{0};
-  alignas(64) std::atomic<int> sleepers_{0};
+  // The call under way. A thread that comes late may read what the next call is writing; it then fails to take an item.
+  std::atomic<Function> function_{nullptr};
+  std::atomic<void*> context_{nullptr};
+  std::atomic<int> num_items_{0};
+  std::atomic<bool> stop_{false};
+  alignas(64) std::atomic<uint32_t> call_{0};      // number of the call, what sleeping threads wait on
+  alignas(64) std::atomic<uint64_t> next_{0};      // number of the call << 32 | next item
+  alignas(64) std::atomic<uint32_t> num_done_{0};  // items of the call that are done, what the caller waits on
+  alignas(64) std::atomic<int> num_sleepers_{0};
+  std::atomic<bool> caller_sleeps_{false};
 };
 
 }  // namespace headstart
