@@ -2,8 +2,8 @@
 Headstart's CPU kernels. Addresses are integers (`Tensor.data_ptr()`), 0 for none; strides count elements.
 """
 
-from collections.abc import Sequence
 import enum
+from collections.abc import Sequence
 
 def instruction_sets() -> list[str]:
     """What this machine runs, best first."""
