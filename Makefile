@@ -18,20 +18,23 @@ help: ## Show this list
 
 env: $(VENV)/.stamp-dev ## Make the environment with the development tools
 
-# Two stages, so that `make demo` does not install what only developers need.
-$(VENV)/.stamp: pyproject.toml constraints.txt
+# Two stages, so that `make demo` does not install what only developers need. The later ones install an extra's
+# requirements without the package, which would build the kernels again.
+extra = $(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'], sep='\n')"
+
+$(VENV)/.stamp: pyproject.toml constraints.txt $(wildcard native/CMakeLists.txt native/src/*)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing headstart and what it runs on into $(VENV) (the first time takes a minute or two) ..."
+	@echo "Installing headstart and what it runs on into $(VENV) (the first time takes two or three minutes) ..."
 	@$(PIP) install -qq -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp
 	@echo "Installing the development tools ..."
-	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@$(call extra,dev) | $(PIP) install -qq -c constraints.txt -r /dev/stdin
 	@touch $@
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp
-	@$(PIP) install -qq -c constraints.txt -e '.[docs]'
+	@$(call extra,docs) | $(PIP) install -qq -c constraints.txt -r /dev/stdin
 	@touch $@
 
 demo: $(VENV)/.stamp ## Serve the default model, stream two answers, show where each TTFT went
