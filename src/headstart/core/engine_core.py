@@ -130,7 +130,7 @@ class EngineCore:
         """The next step to compute, or None: nothing can run, or as many steps are in flight as may be."""
         if len(self._in_flight) >= self._depth:
             return None
-        schedule = self._scheduler.schedule()
+        schedule = self._scheduler.schedule(self._next_step_id)
         for request in schedule.preempted:
             self._counters.preemptions += 1
             self._events.append(RequestPreempted(request.request_id, now))
@@ -156,14 +156,14 @@ class EngineCore:
         assert len(output.chunks) == len(granted.chunks), "a step's result has one entry a chunk"
         outputs = self.take_outputs()
         self._note_step(step, output, now)
+        self._scheduler.retire(step.step_id)
         num_goes_on = 0
-        size = self._block_size
+        # Local names: the loop is what a step of many decodes costs.
+        size, running, make, kind, add = self._block_size, _RUNNING, _make_output, RequestOutput, outputs.append
         for request, chunk, result in zip(granted.requests, granted.chunks, output.chunks, strict=True):
             answered, token_ids, logprobs, prompt_logprobs, error = result
-            request_id, start, count, _, _, samples = chunk
+            request_id, start, count, _, _, _ = chunk
             assert answered == request_id
-            request.num_in_flight -= 1
-            request.num_pending_tokens -= samples
             known = request.token_ids
             num_tokens = len(known) + 1
             if (
@@ -171,7 +171,7 @@ class EngineCore:
                 and len(token_ids) == 1
                 and start + count < (request.num_indexed_blocks + 1) * size
                 and num_tokens < request.max_num_tokens
-                and request.status is _RUNNING
+                and request.status is running
                 and error is None
                 and not prompt_logprobs
                 and token_ids[0] not in request.stop_token_ids
@@ -179,14 +179,14 @@ class EngineCore:
                 # A decode that goes on, without a call further: most requests, in every step.
                 known.append(token_ids[0])
                 num_goes_on += 1
-                made = num_tokens - request.num_prompt_tokens
-                cached, preemptions = request.num_cached_tokens, request.num_preemptions
-                in_order = (request_id, token_ids, logprobs, (), None, None, None, cached, made, preemptions, now, ())
-                outputs.append(_make_output(RequestOutput, in_order))
+                add(make(kind, (
+                    request_id, token_ids, logprobs, (), None, None, None, request.num_cached_tokens,
+                    num_tokens - request.num_prompt_tokens, request.num_preemptions, now, (),
+                )))  # fmt: skip
                 continue
             news = self._retire(request, chunk, result, now)
             if news is not None:
-                outputs.append(news)
+                add(news)
         self._counters.generated_tokens += num_goes_on
         self._kv.retire_step(step.step_id)
         return outputs
@@ -326,7 +326,7 @@ class EngineCore:
         alive: Iterable[Request] = self._requests.values()
         for request in alive:
             uses = sum(owner is request for step in self._in_flight for owner in step.granted.requests)
-            assert request.num_in_flight == uses
+            assert (uses > 0) == (bool(self._in_flight) and request.last_step >= self._in_flight[0].step_id)
         if not self._requests and not self._in_flight:
             assert self._kv.num_free_blocks == self._num_blocks, "blocks leaked"
 

@@ -97,8 +97,7 @@ class EngineRequest:
 class Request:
     """A request's state in the core. Owner: `Scheduler`. Counts are in tokens.
 
-    `num_computed_tokens` counts what steps already *granted* (in flight included) compute; `num_pending_tokens` is how
-    many tokens in-flight steps will sample, so `num_tokens + num_pending_tokens` is the length once they retire.
+    `num_computed_tokens` counts what steps already *granted* (in flight included) compute.
     """
 
     spec: EngineRequest
@@ -109,9 +108,8 @@ class Request:
     stop_token_ids: frozenset[int] = field(init=False)
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
-    num_pending_tokens: int = 0
     num_cached_tokens: int = 0  # prefix hit at first admission
-    num_in_flight: int = 0  # steps that name this request and have not retired
+    last_step: int = -1  # the last step that names this request
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0  # prompt log-probabilities already reported
     block_table: list[int] = field(default_factory=list)
@@ -139,5 +137,5 @@ class Request:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Tokens that exist, or will once the steps in flight retire, and that no step was granted yet."""
-        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
+        """Known tokens that no step was granted yet."""
+        return len(self.token_ids) - self.num_computed_tokens

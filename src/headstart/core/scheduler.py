@@ -21,7 +21,7 @@ from headstart.core.step import NewRequestData, ScheduledChunk
 from headstart.core.waiting_queue import WaitingQueue
 
 # Waiting requests whose cached length is looked up again each step: it changes when others finish or are evicted.
-_REFRESHED_PER_STEP = 2
+_REFRESHED_PER_STEP = 1
 
 
 # Tuple's own constructor, three times as fast as the named tuple's: chunks are made for every request in every step.
@@ -35,6 +35,7 @@ class Schedule:
     Two lists, not a list of pairs: a pair more for every request in every step would show.
     """
 
+    step_id: int
     requests: list[Request] = field(default_factory=list)
     chunks: list[ScheduledChunk] = field(default_factory=list)
     num_decodes: int = 0
@@ -49,8 +50,7 @@ class Schedule:
             block_ids = tuple(table[sent:])
             request.num_sent_blocks = num_blocks
         request.num_computed_tokens = start + count
-        request.num_pending_tokens += samples
-        request.num_in_flight += 1
+        request.last_step = self.step_id
         self.requests.append(request)
         self.chunks.append(_make_chunk(ScheduledChunk, (request.request_id, start, count, sent, block_ids, samples)))
 
@@ -69,6 +69,7 @@ class Scheduler:
         # Running requests, by whether the chunk that ends their prefill was granted.
         self._prefilling: dict[str, Request] = {}
         self._decoding: dict[str, Request] = {}
+        self._first_in_flight = 0  # steps before this one have retired
 
     @property
     def num_waiting(self) -> int:
@@ -88,9 +89,13 @@ class Scheduler:
         else:
             self._waiting.remove(request)
 
-    def schedule(self) -> Schedule:
+    def retire(self, step_id: int) -> None:
+        """The oldest step in flight is done."""
+        self._first_in_flight = step_id + 1
+
+    def schedule(self, step_id: int) -> Schedule:
         """Grant the next step's chunks and change the requests accordingly. No chunks: nothing can run now."""
-        step = Schedule()
+        step = Schedule(step_id)
         self._schedule_decodes(step)
         num_decodes = step.num_decodes = len(step.chunks)
         work = self._config.mixed_step_tokens if num_decodes else self._config.max_num_batched_tokens
@@ -110,7 +115,8 @@ class Scheduler:
         size = self._kv.block_size
         num_held_back = 0
         running = RequestStatus.RUNNING
-        requests, chunks = step.requests, step.chunks
+        step_id = step.step_id
+        take, grant, make, kind = step.requests.append, step.chunks.append, _make_chunk, ScheduledChunk
         for request in list(self._decoding.values()):
             start, num_blocks = request.num_computed_tokens, len(request.block_table)
             if start + 1 >= request.max_num_tokens or request.status is not running:
@@ -118,10 +124,9 @@ class Scheduler:
             if start < num_blocks * size and request.num_sent_blocks == num_blocks:
                 # As `Schedule.grant` does it, without a call: most requests, in every step.
                 request.num_computed_tokens = start + 1
-                request.num_pending_tokens += 1
-                request.num_in_flight += 1
-                requests.append(request)
-                chunks.append(_make_chunk(ScheduledChunk, (request.request_id, start, 1, num_blocks, (), True)))
+                request.last_step = step_id
+                take(request)
+                grant(make(kind, (request.request_id, start, 1, num_blocks, (), True)))
                 continue
             while start >= len(request.block_table) * size and not self._kv.allocate_one(request):
                 if self._kv.num_releasing_blocks > num_held_back:
@@ -187,7 +192,7 @@ class Scheduler:
 
     def _try_admit(self, request: Request) -> bool:
         """Start the first waiting request, or put it back where it belongs now. False: nobody can be admitted now."""
-        if self.num_running >= self._config.max_num_seqs or request.num_in_flight > 0:
+        if self.num_running >= self._config.max_num_seqs or request.last_step >= self._first_in_flight:
             return False
         matched = self._kv.match(request)
         if request.status is RequestStatus.WAITING:
@@ -223,10 +228,11 @@ class Scheduler:
     def check_invariants(self) -> None:
         assert not self._prefilling.keys() & self._decoding.keys()
         for request in self._decoding.values():
-            assert request.num_remaining_tokens == 1
+            assert request.num_remaining_tokens <= 1
         for request in (*self._prefilling.values(), *self._decoding.values()):
             assert request.status is RequestStatus.RUNNING
             assert request.ticket == 0
-            assert request.num_computed_tokens <= request.num_tokens + request.num_pending_tokens
+            in_flight = request.last_step >= self._first_in_flight
+            assert in_flight or request.num_computed_tokens <= request.num_tokens
             assert len(request.block_table) * self._kv.block_size >= request.num_computed_tokens
         assert self.num_running <= self._config.max_num_seqs
