@@ -157,37 +157,13 @@ class EngineCore:
         outputs = self.take_outputs()
         self._note_step(step, output, now)
         self._scheduler.retire(step.step_id)
-        num_goes_on = 0
-        # Local names: the loop is what a step of many decodes costs.
-        size, running, make, kind, add = self._block_size, _RUNNING, _make_output, RequestOutput, outputs.append
-        for request, chunk, result in zip(granted.requests, granted.chunks, output.chunks, strict=True):
-            answered, token_ids, logprobs, prompt_logprobs, error = result
-            request_id, start, count, _, _, _ = chunk
-            assert answered == request_id
-            known = request.token_ids
-            num_tokens = len(known) + 1
-            if (
-                request.has_token
-                and len(token_ids) == 1
-                and start + count < (request.num_indexed_blocks + 1) * size
-                and num_tokens < request.max_num_tokens
-                and request.status is running
-                and error is None
-                and not prompt_logprobs
-                and token_ids[0] not in request.stop_token_ids
-            ):
-                # A decode that goes on, without a call further: most requests, in every step.
-                known.append(token_ids[0])
-                num_goes_on += 1
-                add(make(kind, (
-                    request_id, token_ids, logprobs, (), None, None, None, request.num_cached_tokens,
-                    num_tokens - request.num_prompt_tokens, request.num_preemptions, now, (),
-                )))  # fmt: skip
-                continue
+        num_decodes = granted.num_decodes
+        self._retire_decodes(granted, output.chunks, now, outputs)
+        rest = (granted.requests[num_decodes:], granted.chunks[num_decodes:], output.chunks[num_decodes:])
+        for request, chunk, result in zip(*rest, strict=True):
             news = self._retire(request, chunk, result, now)
             if news is not None:
-                add(news)
-        self._counters.generated_tokens += num_goes_on
+                outputs.append(news)
         self._kv.retire_step(step.step_id)
         return outputs
 
@@ -236,9 +212,43 @@ class EngineCore:
             if not request.has_token and request.status is not RequestStatus.FINISHED
         )
 
+    def _retire_decodes(
+        self, granted: Schedule, results: tuple[ChunkOutput, ...], now: float, outputs: list[RequestOutput]
+    ) -> None:
+        """Nearly all of them go on, in every step: those are told of without a call further."""
+        num_goes_on = 0
+        size, running, make, kind, add = self._block_size, _RUNNING, _make_output, RequestOutput, outputs.append
+        for request, chunk, result in zip(
+            granted.requests[: granted.num_decodes], granted.chunks, results, strict=False
+        ):
+            request_id, token_ids, logprobs, _, error = result
+            known = request.token_ids
+            num_tokens = len(known) + 1
+            if (
+                (chunk[1] + 1) % size  # no block is full with it
+                and num_tokens < request.max_num_tokens
+                and len(token_ids) == 1
+                and request.status is running
+                and error is None
+                and token_ids[0] not in request.stop_token_ids
+            ):
+                assert request_id == chunk[0]
+                known.append(token_ids[0])
+                num_goes_on += 1
+                add(make(kind, (
+                    request_id, token_ids, logprobs, (), None, None, None, request.num_cached_tokens,
+                    num_tokens - request.num_prompt_tokens, request.num_preemptions, now, (),
+                )))  # fmt: skip
+            else:
+                news = self._retire(request, chunk, result, now)
+                if news is not None:
+                    add(news)
+        self._counters.generated_tokens += num_goes_on
+
     def _retire(self, request: Request, chunk: ScheduledChunk, result: ChunkOutput, now: float) -> RequestOutput | None:
         """Everything but the usual case: a block is full, a first or last token, an error, a part of a prefill."""
-        _, token_ids, logprobs, prompt_logprobs, error = result
+        answered, token_ids, logprobs, prompt_logprobs, error = result
+        assert answered == chunk.request_id
         status = request.status
         if status is _FINISHED:
             return None  # it ended while this step was in flight: whatever came of it is dropped

@@ -71,17 +71,16 @@ class RadixCache:
         """
         assert len(key) == self.block_size
         if parent_block is None:
-            parent = self._roots.setdefault(salt, RadixNode((), None, -1, salt))
+            root = self._roots.get(salt)
+            parent = self._roots[salt] = RadixNode((), None, -1, salt) if root is None else root
         else:
             parent = self._nodes[parent_block]
-        existing = parent.children.get(key)
-        if existing is not None:
-            return existing.block_id
-        assert block_id not in self._nodes
         node = RadixNode(key, parent, block_id, salt)
-        parent.children[key] = node
-        self._nodes[block_id] = node
-        return block_id
+        standing = parent.children.setdefault(key, node)  # a key is hashed anew each time: look it up once
+        if standing is node:
+            assert block_id not in self._nodes
+            self._nodes[block_id] = node
+        return standing.block_id
 
     def mark_idle(self, block_id: int) -> None:
         """Nobody holds this block any more: it is the most recently used candidate for eviction."""
