@@ -5,7 +5,6 @@ Started by `headstart.launch`; also what the offline `LLM` is made of.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -23,9 +22,8 @@ from headstart.executor.local import LocalExecutor  # noqa: E402
 from headstart.hub import ModelError, ModelFiles, Progress  # noqa: E402
 from headstart.launch import decode_setup, settle_config  # noqa: E402
 from headstart.perf.model_spec import ModelSpec  # noqa: E402
+from headstart.perf.priority import give_way  # noqa: E402
 from headstart.worker.worker import Worker  # noqa: E402
-
-_NICENESS = 5
 
 
 def build_engine(config: Config, files: ModelFiles, spec: ModelSpec, progress: Progress | None = None) -> BuiltEngine:
@@ -80,14 +78,8 @@ def _build(payload: bytes, progress: Progress) -> BuiltEngine:
     return build_engine(setup.config, setup.files, setup.spec, progress)
 
 
-def _give_way() -> None:
-    """Compute threads keep every core busy: the API process, which has little to do, must not wait for their slices."""
-    with contextlib.suppress(OSError):  # forbidden in some containers
-        os.nice(_NICENESS)
-
-
 def main(arguments: list[str]) -> int:
-    _give_way()
+    give_way()
     logging.basicConfig(format="%(asctime)s %(levelname)s engine: %(message)s")
     return run_child(int(arguments[0]), _build)
 
