@@ -27,7 +27,6 @@ from headstart.bench.kernel_report import (
 from headstart.bench.kernel_table import duration, print_kernel_report
 from headstart.bench.kernels import run_kernels
 from headstart.bench.options import BenchError
-from headstart.ops import has_native_kernels
 from tests.fixtures.stories import make_stories_folder
 
 PEAKS: dict[Mix, float] = {"float32": 100.0, "int8": 200.0, "int4": 400.0}
@@ -125,14 +124,12 @@ def test_a_process_that_dies_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert seen == [(1, 2)]
 
 
-@pytest.mark.skipif(not has_native_kernels(), reason="needs the native kernels")
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     result = call("--kernels", "--model", str(tmp_path / "none.gguf"))
     assert result.exit_code == 1
     assert "none.gguf" in result.output
 
 
-@pytest.mark.skipif(not has_native_kernels(), reason="needs the native kernels")
 def test_a_run_on_a_small_model(tmp_path: Path) -> None:
     model, path = make_stories_folder(tmp_path / "stories"), tmp_path / "kernels.json"
     result = call("--kernels", "--model", str(model), "--threads", "2", "--json", str(path))

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from benchmarks._quality_stats import Scores, divergence, quality
-from headstart.ops import has_native_kernels
 from tests.fixtures.stories import make_stories_folder, shared_data
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +59,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-@pytest.mark.skipif(not has_native_kernels(), reason="needs the native kernels")
 def test_every_format_on_a_small_model(tmp_path: Path) -> None:
     model, text, written = make_stories_folder(tmp_path / "stories"), tmp_path / "text.txt", tmp_path / "found.json"
     text.write_text("Once upon a time there was a little girl named Lily. She loved to play in the park. " * 40)
@@ -77,7 +75,6 @@ def test_every_format_on_a_small_model(tmp_path: Path) -> None:
     assert 0 < found["int8"]["divergence"] < found["int4"]["divergence"] < 0.5
 
 
-@pytest.mark.skipif(not has_native_kernels(), reason="needs the native kernels")
 def test_kv_formats_alone(tmp_path: Path) -> None:
     model, text, written = make_stories_folder(tmp_path / "stories"), tmp_path / "text.txt", tmp_path / "found.json"
     text.write_text("Once upon a time there was a little girl named Lily. She loved to play in the park. " * 40)

@@ -336,6 +336,13 @@ class EngineCore:
         alive: Iterable[Request] = self._requests.values()
         for request in alive:
             uses = sum(owner is request for step in self._in_flight for owner in step.granted.requests)
+            pending = sum(
+                chunk.samples
+                for step in self._in_flight
+                for owner, chunk in zip(step.granted.requests, step.granted.chunks, strict=True)
+                if owner is request
+            )
+            assert request.num_computed_tokens <= request.num_tokens + pending, "computed what nobody will have sampled"
             assert (uses > 0) == (bool(self._in_flight) and request.last_step >= self._in_flight[0].step_id)
         if not self._requests and not self._in_flight:
             assert self._kv.num_free_blocks == self._num_blocks, "blocks leaked"

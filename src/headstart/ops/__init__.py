@@ -60,8 +60,8 @@ def has_native_kernels() -> bool:
     return importlib.util.find_spec("headstart._native") is not None
 
 
-def make_ops(device: torch.device, dtype: torch.dtype, *, threads: int, cpus: tuple[int, ...] = ()) -> Ops:
-    """The best operations for where and how the weights are held. `threads`, `cpus`: for the kernels on CPU.
+def make_ops(device: torch.device, dtype: torch.dtype, *, threads: int) -> Ops:
+    """The best operations for where and how the weights are held. `threads`: of the kernels on CPU.
 
     On CPU bfloat16 is a format of the weights only: activations are float32. Without the kernels, which is said once,
     and in other dtypes it is plain torch.
@@ -76,4 +76,4 @@ def make_ops(device: torch.device, dtype: torch.dtype, *, threads: int, cpus: tu
         return TorchOps(device, dtype)
     from headstart.ops.native_ops import NativeOps  # optional: needs the compiled module
 
-    return NativeOps(threads, cpus=cpus, matrix_format=_NATIVE_FORMATS[dtype])
+    return NativeOps(threads, matrix_format=_NATIVE_FORMATS[dtype])
