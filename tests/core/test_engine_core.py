@@ -158,3 +158,16 @@ def test_a_prefill_beside_decodes_has_its_share_of_all_the_work() -> None:
     retired = [event for event in core.take_events() if isinstance(event, StepRetired)]
     decode, prefill = 1 + (8 + 0.5) / 10, 4 + (4 * 4 / 2) / 10
     assert retired[-1].shares == (("b", pytest.approx(prefill / (prefill + decode))),)
+
+
+def test_blocks_of_an_answer_are_shared_while_it_is_still_being_written() -> None:
+    driver = Driver.of(make_core(block_size=4))
+    driver.add(make_spec("writer", prompt(3), max_tokens=30))
+    while len(driver.outputs["writer"]) < 10:
+        driver.step()
+    known = [*prompt(3), *driver.outputs["writer"]]
+    driver.add(make_spec("reader", [*known[:12], 0], max_tokens=1))
+    while "reader" not in driver.finished:
+        driver.step()
+    assert "writer" not in driver.finished
+    assert driver.finished["reader"].num_cached_tokens == 12
