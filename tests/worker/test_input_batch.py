@@ -100,7 +100,7 @@ def test_sampled_tokens_join_the_request():
         (1, 0, (0,), False),
         (0, 2, (1000,), False),
         (0, 2, (-1,), False),  # blocks that the pool does not have
-    ],  # fmt: skip
+    ],
 )
 def test_a_chunk_that_breaks_the_contract_is_caught(start, count, blocks, samples):
     batch = InputBatch(2, num_blocks=1000, vocab_size=100, device=CPU)
