@@ -125,13 +125,24 @@ class Side:
         self._process.wait()
 
 
+def has_amx() -> bool:
+    try:
+        return " amx_tile " in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
 def make_env(folder: Path) -> Path:
     """A virtual environment with llama-cpp-python, built for this machine. Returns its Python."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
+        # GCC before 14 drops the writes of llama.cpp's AMX tile configuration as dead: it then dies of SIGILL.
+        env = {"CMAKE_ARGS": "-DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'"} if has_amx() else {}
         subprocess.run(
-            [python, "-m", "pip", "install", "--no-binary", "llama-cpp-python", LLAMA_CPP_PYTHON], check=True
+            [python, "-m", "pip", "install", "--no-cache-dir", "--no-binary", "llama-cpp-python", LLAMA_CPP_PYTHON],
+            check=True,
+            env=os.environ | env,
         )
     return python
 

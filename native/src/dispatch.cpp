@@ -7,11 +7,33 @@
 
 #if defined(HS_HAVE_NEON)
 #include <sys/auxv.h>
+#elif defined(HS_HAVE_X86)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace headstart {
 
 namespace {
+
+#if defined(HS_HAVE_X86)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+
+// Linux saves 8 KiB more of a thread's state for who asks to use the matrix unit (Documentation/arch/x86/xstate.rst).
+bool may_use_amx() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  constexpr unsigned kTileAndInt8 = 1u << 24 | 1u << 25;
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTileAndInt8) != kTileAndInt8) return false;
+  static const bool allowed = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return allowed;
+}
+#endif
 
 bool runs_here(const Kernels& kernels) {
   const std::string name = kernels.name;
@@ -19,18 +41,15 @@ bool runs_here(const Kernels& kernels) {
   if (name == "avx2") {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   }
-  if (name == "avx512") {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vnni");
-  }
+  if (name == "avx512") return has_avx512();
+  if (name == "amx") return has_avx512() && may_use_amx();
 #elif defined(HS_HAVE_NEON)
   if (name == "neon") return (getauxval(AT_HWCAP) & (1ul << 20)) != 0;  // HWCAP_ASIMDDP
 #endif
   return name == "portable";
 }
 
-constexpr int kCheckedOutputs = 40, kCheckedInputs = 70;
+constexpr int kCheckedOutputs = 40, kCheckedInputs = 230;
 
 // A small layer in one format: every row count of the micro-kernels, outputs and inputs that fill no panel or group.
 std::vector<float> small_layer(const Kernels& kernels, Format format, int rows) {
@@ -65,7 +84,7 @@ std::vector<float> small_layer(const Kernels& kernels, Format format, int rows) 
 std::vector<const Kernels*> usable_kernels() {
   std::vector<const Kernels*> best_first;
 #if defined(HS_HAVE_X86)
-  best_first = {&kernels_avx512(), &kernels_avx2()};
+  best_first = {&kernels_amx(), &kernels_avx512(), &kernels_avx2()};
 #elif defined(HS_HAVE_NEON)
   best_first = {&kernels_neon()};
 #endif

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "activations.h"
+#include "tiles.h"
 
 namespace headstart {
 namespace HS_ISA {
@@ -22,6 +23,10 @@ struct Output {
 
 // -- micro-kernels: ROWS rows x PANELS panels of 16 outputs, the sums to `out` [PANELS][ROWS][16] ---------------------
 
+// Vectors of 16 lanes hold a whole panel: there several panels share each load of an activation.
+template <int PANELS>
+constexpr int kTogether = kPanelVecs == 1 ? PANELS : 1;
+
 template <int ROWS, int PANELS>
 static __attribute__((noinline)) void multiply_floats(const float* const* panels, const float* x, size_t stride,
                                                       int columns, float* out) {
@@ -34,13 +39,19 @@ static __attribute__((noinline)) void multiply_floats(const float* const* panels
   const float* w[PANELS];
   HS_UNROLL for (int p = 0; p < PANELS; p++) w[p] = panels[p];
   for (int k = 0; k < columns; k++) {
-    HS_UNROLL for (int p = 0; p < PANELS; p++) {
-      VF weights[kPanelVecs];
-      HS_UNROLL for (int v = 0; v < kPanelVecs; v++) weights[v] = load(w[p] + v * kLanes);
-      w[p] += kPanel;
+    HS_UNROLL for (int first = 0; first < PANELS; first += kTogether<PANELS>) {
+      VF weights[kTogether<PANELS>][kPanelVecs];
+      HS_UNROLL for (int p = 0; p < kTogether<PANELS>; p++) {
+        HS_UNROLL for (int v = 0; v < kPanelVecs; v++) weights[p][v] = load(w[first + p] + v * kLanes);
+        w[first + p] += kPanel;
+      }
       HS_UNROLL for (int r = 0; r < ROWS; r++) {
         const VF value = set1(x[size_t(r) * stride + size_t(k)]);
-        HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[p][r][v] = fma(value, weights[v], sums[p][r][v]);
+        HS_UNROLL for (int p = 0; p < kTogether<PANELS>; p++) {
+          HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
+            sums[first + p][r][v] = fma(value, weights[p][v], sums[first + p][r][v]);
+          }
+        }
       }
     }
   }
@@ -63,23 +74,29 @@ HS_INLINE void load_step(const uint8_t* codes, int step, VI out[kPanelVecs]) {
   }
 }
 
-template <Codes CODES, int ROWS>
-HS_INLINE void multiply_group(const uint8_t* codes, const int8_t* x, size_t stride, VI sums[ROWS][kPanelVecs]) {
-  HS_UNROLL for (int r = 0; r < ROWS; r++) {
-    HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[r][v] = izero();
+// Sums over a group's columns: of some panels, whose codes begin at `codes[p]`.
+template <Codes CODES, int ROWS, int PANELS>
+HS_INLINE void multiply_group(const uint8_t* const* codes, const int8_t* x, size_t stride,
+                              VI sums[PANELS][ROWS][kPanelVecs]) {
+  HS_UNROLL for (int p = 0; p < PANELS; p++) {
+    HS_UNROLL for (int r = 0; r < ROWS; r++) {
+      HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[p][r][v] = izero();
+    }
   }
   HS_UNROLL for (int step = 0; step < kGroup / 4; step++) {
-    VI weights[kPanelVecs];
-    load_step<CODES>(codes, step, weights);
+    VI weights[PANELS][kPanelVecs];
+    HS_UNROLL for (int p = 0; p < PANELS; p++) load_step<CODES>(codes[p], step, weights[p]);
     HS_UNROLL for (int r = 0; r < ROWS; r++) {
       const VI value = broadcast4(x + size_t(r) * stride + step * 4);
-      HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
-        if constexpr (CODES == Codes::kBytes) {
-          dot_bytes(sums[r][v], weights[v], value);
-        } else {
-          dot_nibbles(sums[r][v], weights[v], value);
+      HS_UNROLL for (int p = 0; p < PANELS; p++) {
+        HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
+          if constexpr (CODES == Codes::kBytes) {
+            dot_bytes(sums[p][r][v], weights[p][v], value);
+          } else {
+            dot_nibbles(sums[p][r][v], weights[p][v], value);
+          }
+          HS_KEEP(sums[p][r][v]);
         }
-        HS_KEEP(sums[r][v]);
       }
     }
   }
@@ -89,6 +106,7 @@ template <Codes CODES, bool MINIMUM, int ROWS, int PANELS>
 static __attribute__((noinline)) void multiply_codes(const uint8_t* const* panels, const Activations& a, float* out) {
   constexpr size_t kHeader = MINIMUM ? 64 : 32;
   constexpr size_t kBytes = kHeader + (CODES == Codes::kNibbles ? 256 : 512);
+  constexpr int kSide = kTogether<PANELS>;
   const int8_t* x = a.codes;
   const size_t groups = size_t(a.groups);
   VF totals[PANELS][ROWS][kPanelVecs];
@@ -98,25 +116,29 @@ static __attribute__((noinline)) void multiply_codes(const uint8_t* const* panel
     }
   }
   for (size_t g = 0; g < groups; g++, x += kGroup) {
-    HS_UNROLL for (int p = 0; p < PANELS; p++) {
-      const uint8_t* group = panels[p] + g * kBytes;
-      const uint16_t* halves = reinterpret_cast<const uint16_t*>(group);
-      VI sums[ROWS][kPanelVecs];
-      multiply_group<CODES, ROWS>(group + kHeader, x, a.stride, sums);
-      HS_UNROLL for (int r = 0; r < ROWS; r++) {
-        const size_t at = size_t(r) * groups + g;
-        const VF scale = set1(a.scales[at]);
-        HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
-          VI sum = CODES == Codes::kBytes ? sums[r][v] : finish_nibbles(sums[r][v]);
-          if constexpr (MINIMUM) {
-            float weighted;
-            std::memcpy(&weighted, a.zero_sums + at, 4);
-            totals[p][r][v] = fma(set1(weighted), load_half(halves + kPanel + v * kLanes), totals[p][r][v]);
-          } else {
-            sum = iadd(sum, iset1(a.zero_sums[at]));
+    HS_UNROLL for (int first = 0; first < PANELS; first += kSide) {
+      const uint8_t* codes[kSide];
+      HS_UNROLL for (int p = 0; p < kSide; p++) codes[p] = panels[first + p] + g * kBytes + kHeader;
+      VI sums[kSide][ROWS][kPanelVecs];
+      multiply_group<CODES, ROWS, kSide>(codes, x, a.stride, sums);
+      HS_UNROLL for (int p = 0; p < kSide; p++) {
+        const uint16_t* halves = reinterpret_cast<const uint16_t*>(codes[p] - kHeader);
+        VF(&total)[ROWS][kPanelVecs] = totals[first + p];
+        HS_UNROLL for (int r = 0; r < ROWS; r++) {
+          const size_t at = size_t(r) * groups + g;
+          const VF scale = set1(a.scales[at]);
+          HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
+            VI sum = CODES == Codes::kBytes ? sums[p][r][v] : finish_nibbles(sums[p][r][v]);
+            if constexpr (MINIMUM) {
+              float weighted;
+              std::memcpy(&weighted, a.zero_sums + at, 4);
+              total[r][v] = fma(set1(weighted), load_half(halves + kPanel + v * kLanes), total[r][v]);
+            } else {
+              sum = iadd(sum, iset1(a.zero_sums[at]));
+            }
+            const VF factor = mul(load_half(halves + v * kLanes), scale);
+            total[r][v] = fma(to_float(sum), factor, total[r][v]);
           }
-          const VF factor = mul(load_half(halves + v * kLanes), scale);
-          totals[p][r][v] = fma(to_float(sum), factor, totals[p][r][v]);
         }
       }
     }
@@ -237,42 +259,125 @@ constexpr int kExpandFrom = 12;  // rows from which expanding nibbles once pays
 
 HS_INLINE bool needs_expansion(Format format) { return format == Format::kBfloat16 || format == Format::kFp8; }
 
-// Output panels [first, last) of rows [0, rows); kGated counts pairs of panels. `scratch`: expanded_bytes of two panels.
-static inline void multiply_block(const Weight& weight, const Activations& a, int rows, int first, int last,
+// Panels of a micro-kernel for many rows: a pair where a vector holds a whole panel.
+constexpr int kPanelsAtOnce = kPanelVecs == 1 ? 2 : 1;
+
+template <int PANELS>
+HS_INLINE void multiply_tile(const Weight& weight, const uint8_t* const* panels, bool expanded, const Activations& a,
+                             int rows, float* out) {
+  if (is_grouped(weight.format)) {
+    multiply_rows<kMaxRowsInt, PANELS>(rows, weight.format, panels, expanded, a, weight.num_inputs, out);
+  } else {
+    multiply_rows<kMaxRows, PANELS>(rows, weight.format, panels, expanded, a, weight.num_inputs, out);
+  }
+}
+
+HS_INLINE size_t padded_to_line(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+#if defined(HS_AMX)
+HS_INLINE size_t expanded_for_tiles_bytes(const Weight& weight) {
+  return size_t(weight.num_groups()) * tile_group_bytes(weight.format);
+}
+
+HS_INLINE int num_tiles(int rows) { return rows / kTileRows + (rows % kTileRows >= kTilesFrom ? 1 : 0); }
+
+// multiply_block for grouped formats on the matrix unit; what fills too little of a tile is left to vectors.
+static inline void multiply_tiles(const Weight& weight, const Activations& a, int rows, int first, int last,
                                   const Output& out, uint8_t* scratch) {
-  constexpr int kMost = kMaxRows > kMaxRowsInt ? kMaxRows : kMaxRowsInt;
-  const int per_output = out.epilogue == Epilogue::kGated ? 2 : 1;
-  const int most = is_grouped(weight.format) ? kMaxRowsInt : kMaxRows;
-  const bool expand = needs_expansion(weight.format) || (is_nibbles(weight.format) && rows >= kExpandFrom);
-  const size_t panel_bytes = weight.panel_bytes(), scratch_bytes = (expanded_bytes(weight) + 63) / 64 * 64;
-  alignas(64) float sums[2][kMost * kPanel];
+  const bool gated = out.epilogue == Epilogue::kGated;
+  const int per_output = gated ? 2 : 1, tiles = num_tiles(rows);
+  const size_t panel_bytes = expanded_for_tiles_bytes(weight), tile_bytes = size_t(a.groups) * kRowsBytes;
+  uint8_t* gathered = scratch + 2 * panel_bytes;
+  for (int tile = 0; tile < tiles; tile++) {
+    const int row = tile * kTileRows;
+    gather_rows(a.from_row(row), rows - row, gathered + size_t(tile) * tile_bytes);
+  }
+  alignas(64) float sums[2][kTileRows * kPanel];
+  const Tiles configured;
   for (int panel = first; panel < last; panel++) {
-    const uint8_t* panels[2] = {nullptr, nullptr};
+    const uint8_t* packed = weight.panel(panel * per_output);
     for (int i = 0; i < per_output; i++) {
-      panels[i] = weight.panel(panel * per_output + i);
-      if (expand) {
-        expand_panel(weight, panels[i], scratch + size_t(i) * scratch_bytes);
-        panels[i] = scratch + size_t(i) * scratch_bytes;
-      }
+      expand_for_tiles(weight, packed + size_t(i) * weight.panel_bytes(), scratch + size_t(i) * panel_bytes);
     }
-    // The next panels are pulled towards the second-level cache, a slice with each tile of rows.
-    const char* next = panel + 1 < last ? reinterpret_cast<const char*>(weight.panel((panel + 1) * per_output)) : nullptr;
-    const size_t ahead = panel_bytes * size_t(per_output), slice = (ahead * size_t(most) / size_t(rows) + 63) / 64 * 64;
-    size_t fetched = next == nullptr ? ahead : 0;
-    for (int row = 0; row < rows; row += most) {
-      const size_t until = std::min(ahead, fetched + slice);
-      for (; fetched < until; fetched += 64) __builtin_prefetch(next + fetched, 0, 2);
-      const int count = std::min(most, rows - row);
-      const Activations some = a.from_row(row);
+    for (int row = 0, tile = 0; row < rows; row += kTileRows, tile++) {
+      const int count = std::min(kTileRows, rows - row);
       for (int i = 0; i < per_output; i++) {
-        if (is_grouped(weight.format)) {
-          multiply_rows<kMaxRowsInt, 1>(count, weight.format, panels + i, expand, some, weight.num_inputs, sums[i]);
+        if (tile == tiles) {
+          const uint8_t* whole = packed + size_t(i) * weight.panel_bytes();
+          multiply_tile<1>(weight, &whole, false, a.from_row(row), count, sums[i]);
         } else {
-          multiply_rows<kMaxRows, 1>(count, weight.format, panels + i, expand, some, weight.num_inputs, sums[i]);
+          const uint8_t *expanded = scratch + size_t(i) * panel_bytes, *tiled = gathered + size_t(tile) * tile_bytes;
+          if (weight.format == Format::kQ4_1) {
+            multiply_tile_rows<true>(expanded, tiled, a.groups, sums[i]);
+          } else {
+            multiply_tile_rows<false>(expanded, tiled, a.groups, sums[i]);
+          }
         }
       }
       finish_panel(out, sums[0], sums[1], count, row, panel);
     }
+  }
+}
+#endif
+
+// Bytes of `scratch` below.
+static inline size_t scratch_bytes(const Weight& weight, int rows) {
+#if defined(HS_AMX)
+  if (is_grouped(weight.format)) {
+    return 2 * expanded_for_tiles_bytes(weight) +
+           size_t(num_tiles(rows)) * size_t(weight.num_groups()) * kRowsBytes;
+  }
+#else
+  (void)rows;
+#endif
+  return 2 * padded_to_line(expanded_bytes(weight));
+}
+
+// Output panels [first, last) of rows [0, rows); kGated counts pairs of panels.
+static inline void multiply_block(const Weight& weight, const Activations& a, int rows, int first, int last,
+                                  const Output& out, uint8_t* scratch) {
+#if defined(HS_AMX)
+  if (is_grouped(weight.format) && rows >= kTilesFrom) return multiply_tiles(weight, a, rows, first, last, out, scratch);
+#endif
+  constexpr int kMost = kMaxRows > kMaxRowsInt ? kMaxRows : kMaxRowsInt;
+  const bool gated = out.epilogue == Epilogue::kGated;
+  const int most = is_grouped(weight.format) ? kMaxRowsInt : kMaxRows;
+  const bool expand = needs_expansion(weight.format) || (is_nibbles(weight.format) && rows >= kExpandFrom);
+  const size_t panel_bytes = weight.panel_bytes(), expanded = padded_to_line(expanded_bytes(weight));
+  const int begin = gated ? 2 * first : first, end = gated ? 2 * last : last;
+  alignas(64) float sums[2 * kMost * kPanel];
+  for (int panel = begin; panel < end;) {
+    const int count = gated ? 2 : std::min(kPanelsAtOnce, end - panel);
+    const uint8_t* panels[2] = {nullptr, nullptr};
+    for (int i = 0; i < count; i++) {
+      panels[i] = weight.panel(panel + i);
+      if (expand) {
+        expand_panel(weight, panels[i], scratch + size_t(i) * expanded);
+        panels[i] = scratch + size_t(i) * expanded;
+      }
+    }
+    // The next panels are pulled towards the second-level cache, a slice with each tile of rows.
+    const int following = std::min(count, end - panel - count);
+    const char* next = reinterpret_cast<const char*>(weight.panel(panel + (following > 0 ? count : 0)));
+    const size_t ahead = panel_bytes * size_t(following), slice = (ahead * size_t(most) / size_t(rows) + 63) / 64 * 64;
+    size_t fetched = 0;
+    for (int row = 0; row < rows; row += most) {
+      const size_t until = std::min(ahead, fetched + slice);
+      for (; fetched < until; fetched += 64) __builtin_prefetch(next + fetched, 0, 2);
+      const int tile = std::min(most, rows - row);
+      const Activations some = a.from_row(row);
+      if (count == kPanelsAtOnce) {
+        multiply_tile<kPanelsAtOnce>(weight, panels, expand, some, tile, sums);
+      } else {
+        for (int i = 0; i < count; i++) multiply_tile<1>(weight, panels + i, expand, some, tile, sums + i * tile * kPanel);
+      }
+      if (gated) {
+        finish_panel(out, sums, sums + tile * kPanel, tile, row, panel / 2);
+      } else {
+        for (int i = 0; i < count; i++) finish_panel(out, sums + i * tile * kPanel, nullptr, tile, row, panel + i);
+      }
+    }
+    panel += count;
   }
 }
 

@@ -22,6 +22,7 @@ const Kernels& kernels_portable();
 #if defined(HS_HAVE_X86)
 const Kernels& kernels_avx2();
 const Kernels& kernels_avx512();
+const Kernels& kernels_amx();
 #elif defined(HS_HAVE_NEON)
 const Kernels& kernels_neon();
 #endif

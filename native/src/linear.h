@@ -54,13 +54,9 @@ static inline Activations prepare(ThreadPool& threads, int thread, const Weight&
   return a;
 }
 
-static inline uint8_t* expansion_scratch(ThreadPool& threads, int thread, const Weight& weight) {
-  return threads.arena(thread, kExpanded).reserve_for<uint8_t>(2 * (expanded_bytes(weight) + 64));
-}
-
 static inline void multiply_panels(ThreadPool& threads, int thread, const Weight& weight, const Activations& a, int rows,
                                    int first, int last, const Output& out) {
-  uint8_t* scratch = expansion_scratch(threads, thread, weight);
+  uint8_t* scratch = threads.arena(thread, kExpanded).reserve_for<uint8_t>(scratch_bytes(weight, rows));
   if (rows <= kStreamedRows) {
     multiply_few(weight, a, rows, first, last, out, scratch);
   } else {

@@ -13,6 +13,9 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(HS_AMX)  // the vectors of AVX-512, and a matrix unit (tiles.h)
+#define HS_AVX512
+#endif
 #if defined(HS_AVX512) || defined(HS_AVX2)
 #include <immintrin.h>
 #elif defined(HS_NEON)

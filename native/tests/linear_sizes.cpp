@@ -73,7 +73,7 @@ int main() {
       Runtime runtime(threads, {}, set);
       for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kFp8, Format::kQ8_0, Format::kQ4_0, Format::kQ4_1}) {
         for (int outputs : {1, 16, 37, 80}) {
-          for (int inputs : {1, 7, 32, 33, 95}) {
+          for (int inputs : {1, 7, 32, 33, 95, 290}) {
             for (int rows : {1, 2, 3, 5, 17, 50, 131}) {
               run(runtime, format, outputs, inputs, rows);
               count++;

@@ -19,10 +19,12 @@ TORCH_TYPES = {
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,
 }
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"]
 FLAGS = {
     "portable": [],
     "avx2": ["-DHS_AVX2", "-mavx2", "-mfma", "-mf16c"],
-    "avx512": ["-DHS_AVX512", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"],
+    "avx512": ["-DHS_AVX512", *AVX512],
+    "amx": ["-DHS_AMX", *AVX512, "-mamx-tile", "-mamx-int8"],
     "neon": ["-DHS_NEON", "-march=armv8.2-a+dotprod"],
 }
 BASE_FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-Wall", "-Wextra", "-Wno-psabi"]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.native.attention_driver import FLAGS, NATIVE, SANITIZE
 
-SETS = ["portable", "avx2", "avx512"] if platform.machine() == "x86_64" else ["portable", "neon"]
+SETS = ["portable", "avx2", "avx512", "amx"] if platform.machine() == "x86_64" else ["portable", "neon"]
 BASE = ["g++", "-std=c++17", "-pthread", "-ffp-contract=off", "-Wno-psabi", f"-I{NATIVE}/src", *SANITIZE]
 
 
