@@ -11,6 +11,11 @@
 namespace headstart {
 namespace HS_ISA {
 
+constexpr int kTileRows = 16;
+// One group of 16 rows for the matrix unit: [16][32] codes, 16 scales, 16 zero sums.
+constexpr size_t kTileScalesAt = kTileRows * kGroup, kTileZeroSumsAt = kTileScalesAt + 64;
+constexpr size_t kTileGroupBytes = kTileZeroSumsAt + 64;
+
 // `zero_sums`: what a group adds beside code * code. Q8_0, Q4_0: int32, minus the zero point times the sum of the codes;
 // Q4_1: float, the scale times that sum, to be multiplied by the minimum.
 struct Activations {
@@ -20,6 +25,7 @@ struct Activations {
   int32_t* zero_sums = nullptr;   // [rows][groups]
   size_t stride = 0;              // elements between rows of floats or codes
   int groups = 0;
+  uint8_t* tiles = nullptr;       // the codes once more, as the matrix unit reads them (tiles.h)
 
   Activations from_row(int row) const {
     Activations rest = *this;
@@ -34,13 +40,16 @@ struct Activations {
   }
 };
 
-// Room for `rows` rows of codes.
-static inline Activations reserve_codes(Arena& arena, const Weight& weight, int rows) {
+// Room for `rows` rows of codes and `num_tiles` tiles of them.
+static inline Activations reserve_codes(Arena& arena, const Weight& weight, int rows, int num_tiles) {
   Activations a;
   a.groups = weight.num_groups();
   a.stride = size_t(a.groups) * kGroup;
   const size_t count = size_t(rows) * size_t(a.groups);
-  uint8_t* memory = arena.reserve_for<uint8_t>(count * (kGroup + 8) + 64);
+  const size_t tile_bytes = size_t(num_tiles) * size_t(a.groups) * kTileGroupBytes;
+  uint8_t* memory = arena.reserve_for<uint8_t>(tile_bytes + count * (kGroup + 8) + 64);
+  if (num_tiles > 0) a.tiles = memory;
+  memory += tile_bytes;
   a.scales = reinterpret_cast<float*>(memory);
   a.zero_sums = reinterpret_cast<int32_t*>(memory + count * 4);
   a.codes = reinterpret_cast<int8_t*>(memory + count * 8);

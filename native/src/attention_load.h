@@ -32,34 +32,27 @@ struct TileRoom {
 // 16 keys lie side by side in a block.
 HS_INLINE bool has_whole_groups(const KvLayout& layout) { return layout.block_size % kPanel == 0; }
 
-// Keys far apart fill only some sets of the cache: for many rows they are better copied.
+// Keys far apart fill only some sets of the cache, and every group of rows would widen what is no float: for many rows
+// they are better copied.
 HS_INLINE bool reads_in_place(const KvLayout& layout, int num_rows) {
-  return layout.format == KvFormat::kFloat32 && has_whole_groups(layout) && (num_rows <= 8 || layout.block_size <= 64);
+  return has_whole_groups(layout) &&
+         (num_rows <= kMaxRows || (layout.format == KvFormat::kFloat32 && layout.block_size <= 64));
 }
 
 static void point_to_tile(const KvView& view, int first_key, Tile& tile) {
+  const size_t bytes = element_bytes(view.layout.format);
+  tile.format = view.layout.format;
   tile.key_stride = size_t(view.layout.block_size);
   for (int group = 0; group < tile.num_groups; group++) {
     const int key = first_key + group * kPanel;
     const uint8_t* block = view.block(key);
     const size_t offset = view.offset(key);
-    tile.keys[group] = reinterpret_cast<const float*>(block) + offset;
-    tile.values[group] = reinterpret_cast<const float*>(block + view.values_at) +
-                         offset * size_t(view.layout.padded_dim());
+    tile.keys[group] = block + offset * bytes;
+    tile.values[group] = block + view.values_at + offset * size_t(view.layout.padded_dim()) * bytes;
   }
 }
 
 // -- copies -----------------------------------------------------------------------------------------------------------
-
-template <KvFormat FORMAT>
-HS_INLINE VF load_elements(const uint8_t* base, size_t index) {
-  const uint8_t* at = base + index * element_bytes(FORMAT);
-  if constexpr (FORMAT == KvFormat::kFloat32) return load(reinterpret_cast<const float*>(at));
-  if constexpr (FORMAT == KvFormat::kFloat16) return load_half(reinterpret_cast<const uint16_t*>(at));
-  if constexpr (FORMAT == KvFormat::kBfloat16) return load_bfloat(reinterpret_cast<const uint16_t*>(at));
-  if constexpr (FORMAT == KvFormat::kInt8) return load_int8(reinterpret_cast<const int8_t*>(at));
-  if constexpr (FORMAT == KvFormat::kFp8) return load_fp8(at);
-}
 
 template <KvFormat FORMAT>
 static void expand_group(const KvLayout& layout, const uint8_t* keys, size_t key_stride, const uint8_t* values,
@@ -126,26 +119,29 @@ template <KvFormat FORMAT>
 static void copy_tile(const KvView& view, int first_key, int num_keys, const TileRoom& room, Tile& tile) {
   const size_t key_floats = size_t(kPanel) * size_t(view.layout.head_dim);
   const size_t value_floats = size_t(kPanel) * size_t(view.layout.padded_dim());
+  tile.format = KvFormat::kFloat32;
   tile.key_stride = kPanel;
   for (int group = 0; group < tile.num_groups; group++) {
     const int at = group * kPanel, count = std::min(kPanel, num_keys - at);
     float* keys = room.keys + size_t(group) * key_floats;
     float* values = room.values + size_t(group) * value_floats;
     copy_group<FORMAT>(view, first_key + at, count, room, keys, values);
-    tile.keys[group] = keys;
-    tile.values[group] = values;
-    if constexpr (is_scaled(FORMAT)) {
-      copy_scales(view, first_key + at, count, room.scales + at, room.scales + kTileKeys + at);
-    }
+    tile.keys[group] = reinterpret_cast<const uint8_t*>(keys);
+    tile.values[group] = reinterpret_cast<const uint8_t*>(values);
   }
-  tile.key_scales = is_scaled(FORMAT) ? room.scales : nullptr;
-  tile.value_scales = is_scaled(FORMAT) ? room.scales + kTileKeys : nullptr;
 }
 
 // The tile that begins at `first_key`, a multiple of 64; num_keys of it (at most 64) are seen by some row.
 static Tile load_tile(const KvView& view, int first_key, int num_keys, int num_rows, const TileRoom& room) {
   Tile tile{};
   tile.num_groups = (num_keys + kPanel - 1) / kPanel;
+  if (is_scaled(view.layout.format)) {
+    for (int at = 0; at < num_keys; at += kPanel) {
+      copy_scales(view, first_key + at, std::min(kPanel, num_keys - at), room.scales + at, room.scales + kTileKeys + at);
+    }
+    tile.key_scales = room.scales;
+    tile.value_scales = room.scales + kTileKeys;
+  }
   if (reads_in_place(view.layout, num_rows)) {
     point_to_tile(view, first_key, tile);
     return tile;

@@ -21,11 +21,12 @@ constexpr int kTileGroups = kTileKeys / kPanel;
 constexpr float kMaxGrowth = 8.f;
 constexpr float kNothingSeen = -FLT_MAX;
 
-// Keys and values of a tile as floats, in groups of 16 keys.
+// Keys and values of a tile in groups of 16 keys, elements of `format`.
 struct Tile {
   int num_groups;                      // those that hold a key that some row sees
-  const float* keys[kTileGroups];      // [head_dim], key_stride apart, 16 keys side by side
-  const float* values[kTileGroups];    // [16][padded_dim]
+  KvFormat format;
+  const uint8_t* keys[kTileGroups];    // [head_dim], key_stride elements apart, 16 keys side by side
+  const uint8_t* values[kTileGroups];  // [16][padded_dim]
   size_t key_stride;
   const float* key_scales;             // [64], or null
   const float* value_scales;
@@ -50,6 +51,9 @@ struct Rows {
   int first_seeing(int key) const { return std::max(0, key - first_position) * heads_per_query; }
 };
 
+template <KvFormat FORMAT>
+using FormatIs = std::integral_constant<KvFormat, FORMAT>;
+
 // Calls f with the largest possible number of rows as a type, again and again.
 template <int ROWS, class F>
 HS_INLINE void with_rows(int rows, F&& f) {
@@ -69,57 +73,83 @@ HS_INLINE void for_row_groups(int first, int end, F&& f) {
 
 // -- micro-kernels ----------------------------------------------------------------------------------------------------
 
-// scores[ROWS][64], 16 of them = queries . keys
-template <int ROWS>
-static __attribute__((noinline)) void score(const float* queries, size_t query_stride, const float* keys,
+template <KvFormat FORMAT>
+HS_INLINE VF load_elements(const uint8_t* base, size_t index) {
+  const uint8_t* at = base + index * element_bytes(FORMAT);
+  if constexpr (FORMAT == KvFormat::kFloat32) return load(reinterpret_cast<const float*>(at));
+  if constexpr (FORMAT == KvFormat::kFloat16) return load_half(reinterpret_cast<const uint16_t*>(at));
+  if constexpr (FORMAT == KvFormat::kBfloat16) return load_bfloat(reinterpret_cast<const uint16_t*>(at));
+  if constexpr (FORMAT == KvFormat::kInt8) return load_int8(reinterpret_cast<const int8_t*>(at));
+  if constexpr (FORMAT == KvFormat::kFp8) return load_fp8(at);
+}
+
+// Groups of keys, or panels of columns, that a micro-kernel takes at once: two where a vector holds a whole one.
+constexpr int kSideBySide = kPanelVecs == 1 ? 2 : 1;
+
+// scores[ROWS][64], 16 * GROUPS of them = queries . keys
+template <KvFormat FORMAT, int ROWS, int GROUPS>
+static __attribute__((noinline)) void score(const float* queries, size_t query_stride, const uint8_t* const* keys,
                                             size_t key_stride, int head_dim, float* scores) {
-  VF sums[ROWS][kPanelVecs];
-  HS_UNROLL for (int r = 0; r < ROWS; r++) {
-    HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[r][v] = zero();
+  VF sums[GROUPS][ROWS][kPanelVecs];
+  const uint8_t* from[GROUPS];
+  HS_UNROLL for (int g = 0; g < GROUPS; g++) {
+    from[g] = keys[g];
+    HS_UNROLL for (int r = 0; r < ROWS; r++) {
+      HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[g][r][v] = zero();
+    }
   }
   HS_UNROLL_SOME for (int d = 0; d < head_dim; d++) {
-    VF key[kPanelVecs];
-    HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
-      key[v] = load(keys + v * kLanes);
-      HS_KEEP(key[v]);
+    VF key[GROUPS][kPanelVecs];
+    HS_UNROLL for (int g = 0; g < GROUPS; g++) {
+      HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
+        key[g][v] = load_elements<FORMAT>(from[g], size_t(v) * kLanes);
+        HS_KEEP(key[g][v]);
+      }
+      from[g] += key_stride * element_bytes(FORMAT);
     }
-    keys += key_stride;
     HS_UNROLL for (int r = 0; r < ROWS; r++) {
       const VF query = set1(queries[size_t(r) * query_stride + size_t(d)]);
-      HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[r][v] = fma(query, key[v], sums[r][v]);
+      HS_UNROLL for (int g = 0; g < GROUPS; g++) {
+        HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[g][r][v] = fma(query, key[g][v], sums[g][r][v]);
+      }
     }
   }
-  HS_UNROLL for (int r = 0; r < ROWS; r++) {
-    HS_UNROLL for (int v = 0; v < kPanelVecs; v++) store(scores + r * kTileKeys + v * kLanes, sums[r][v]);
+  HS_UNROLL for (int g = 0; g < GROUPS; g++) {
+    HS_UNROLL for (int r = 0; r < ROWS; r++) {
+      HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
+        store(scores + r * kTileKeys + g * kPanel + v * kLanes, sums[g][r][v]);
+      }
+    }
   }
 }
 
-// sums[ROWS][16 columns] += weights[ROWS][64] . values
-template <int ROWS>
-static __attribute__((noinline)) void add_values(const float* weights, const float* const* values, int num_groups,
+// sums[ROWS][16 * PANELS columns] += weights[ROWS][64] . values
+template <KvFormat FORMAT, int ROWS, int PANELS>
+static __attribute__((noinline)) void add_values(const float* weights, const uint8_t* const* values, int num_groups,
                                                  size_t column, size_t padded_dim, float* out) {
-  VF sums[ROWS][kPanelVecs];
+  constexpr int kVecs = PANELS * kPanelVecs;
+  VF sums[ROWS][kVecs];
   HS_UNROLL for (int r = 0; r < ROWS; r++) {
-    HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[r][v] = load(out + size_t(r) * padded_dim + v * kLanes);
+    HS_UNROLL for (int v = 0; v < kVecs; v++) sums[r][v] = load(out + size_t(r) * padded_dim + v * kLanes);
   }
   for (int group = 0; group < num_groups; group++) {
-    const float* from = values[group] + column;
+    const uint8_t* from = values[group] + column * element_bytes(FORMAT);
     HS_UNROLL_SOME for (int key = 0; key < kPanel; key++) {
-      VF value[kPanelVecs];
-      HS_UNROLL for (int v = 0; v < kPanelVecs; v++) {
-        value[v] = load(from + v * kLanes);
+      VF value[kVecs];
+      HS_UNROLL for (int v = 0; v < kVecs; v++) {
+        value[v] = load_elements<FORMAT>(from, size_t(v) * kLanes);
         HS_KEEP(value[v]);
       }
-      from += padded_dim;
+      from += padded_dim * element_bytes(FORMAT);
       HS_UNROLL for (int r = 0; r < ROWS; r++) {
         const VF weight = set1(weights[r * kTileKeys + key]);
-        HS_UNROLL for (int v = 0; v < kPanelVecs; v++) sums[r][v] = fma(weight, value[v], sums[r][v]);
+        HS_UNROLL for (int v = 0; v < kVecs; v++) sums[r][v] = fma(weight, value[v], sums[r][v]);
       }
     }
     weights += kPanel;
   }
   HS_UNROLL for (int r = 0; r < ROWS; r++) {
-    HS_UNROLL for (int v = 0; v < kPanelVecs; v++) store(out + size_t(r) * padded_dim + v * kLanes, sums[r][v]);
+    HS_UNROLL for (int v = 0; v < kVecs; v++) store(out + size_t(r) * padded_dim + v * kLanes, sums[r][v]);
   }
 }
 
@@ -217,41 +247,61 @@ HS_INLINE void weigh_rows(const Rows& rows, int first_row, const Tile& tile, int
 }
 
 // Scores of all rows that see something of the tile, and the weights that become of them.
-template <bool SCALED>
+template <KvFormat FORMAT, bool SCALED>
 static void weigh_tile(const Rows& rows, const Tile& tile, int first_key, float* scores, const Partial& partial) {
   const size_t stride = size_t(rows.padded_dim);
   for_row_groups(rows.first_seeing(first_key), rows.count, [&](auto count, int row) {
     constexpr int kRows = decltype(count)::value;
     const int groups = visible_groups(rows, row + kRows - 1, first_key);
+    const float* queries = rows.queries + size_t(row) * stride;
     float* row_scores = scores + row * kTileKeys;
-    for (int group = 0; group < groups; group++) {
-      score<kRows>(rows.queries + size_t(row) * stride, stride, tile.keys[group], tile.key_stride, rows.head_dim,
-                   row_scores + group * kPanel);
+    const auto score_groups = [&](auto side_by_side, int group) {
+      score<FORMAT, kRows, decltype(side_by_side)::value>(queries, stride, tile.keys + group, tile.key_stride,
+                                                          rows.head_dim, row_scores + group * kPanel);
+    };
+    int group = 0;
+    for (; group + kSideBySide <= groups; group += kSideBySide) {
+      score_groups(std::integral_constant<int, kSideBySide>(), group);
     }
+    if (group < groups) score_groups(std::integral_constant<int, 1>(), group);
     weigh_rows<SCALED, kRows>(rows, row, tile, first_key, row_scores, partial);
   });
 }
 
+template <KvFormat FORMAT>
 static void add_tile(const Rows& rows, const Tile& tile, int first_key, const float* weights, float* sums) {
   const size_t stride = size_t(rows.padded_dim);
   for_row_groups(rows.first_seeing(first_key), rows.count, [&](auto count, int row) {
     constexpr int kRows = decltype(count)::value;
     const int groups = visible_groups(rows, row + kRows - 1, first_key);
-    for (size_t column = 0; column < stride; column += kPanel) {
-      add_values<kRows>(weights + row * kTileKeys, tile.values, groups, column, stride,
-                        sums + size_t(row) * stride + column);
+    const auto add_panels = [&](auto side_by_side, size_t column) {
+      add_values<FORMAT, kRows, decltype(side_by_side)::value>(weights + row * kTileKeys, tile.values, groups, column,
+                                                               stride, sums + size_t(row) * stride + column);
+    };
+    size_t column = 0;
+    for (; column + kSideBySide * kPanel <= stride; column += kSideBySide * kPanel) {
+      add_panels(std::integral_constant<int, kSideBySide>(), column);
     }
+    if (column < stride) add_panels(std::integral_constant<int, 1>(), column);
   });
 }
 
 // Adds a tile's keys to what the rows have seen. `scores` has room for [rows][64].
 static void attend_tile(const Rows& rows, const Tile& tile, int first_key, float* scores, const Partial& partial) {
-  if (tile.key_scales != nullptr) {
-    weigh_tile<true>(rows, tile, first_key, scores, partial);
-  } else {
-    weigh_tile<false>(rows, tile, first_key, scores, partial);
+  const auto attend = [&](auto format, auto scaled) {
+    constexpr KvFormat kFormat = decltype(format)::value;
+    weigh_tile<kFormat, decltype(scaled)::value>(rows, tile, first_key, scores, partial);
+    add_tile<kFormat>(rows, tile, first_key, scores, partial.sums);
+  };
+  switch (tile.format) {
+    case KvFormat::kFloat32:
+      if (tile.key_scales != nullptr) return attend(FormatIs<KvFormat::kFloat32>(), std::true_type());
+      return attend(FormatIs<KvFormat::kFloat32>(), std::false_type());
+    case KvFormat::kFloat16: return attend(FormatIs<KvFormat::kFloat16>(), std::false_type());
+    case KvFormat::kBfloat16: return attend(FormatIs<KvFormat::kBfloat16>(), std::false_type());
+    case KvFormat::kInt8: return attend(FormatIs<KvFormat::kInt8>(), std::true_type());
+    case KvFormat::kFp8: return attend(FormatIs<KvFormat::kFp8>(), std::true_type());
   }
-  add_tile(rows, tile, first_key, scores, partial.sums);
 }
 
 }  // namespace HS_ISA

@@ -59,12 +59,15 @@ std::vector<float> small_layer(const Kernels& kernels, Format format, int rows) 
   weight.data = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
   std::vector<float> values(kCheckedInputs);
   std::vector<uint8_t> codes(kCheckedInputs + kGroup);
+  std::vector<uint16_t> scales(size_t(weight.num_groups())), minimums(scales.size());
   for (int output = 0; output < kCheckedOutputs; output++) {
     for (float& value : values) value = float(int(random() % 201) - 100) / 64;
     for (uint8_t& code : codes) code = uint8_t(random() % 120);
-    const uint16_t scales[3] = {0x2c00, 0x2e00, 0x3000}, minimums[3] = {0xb000, 0xb200, 0x3000};  // 1/16, 3/32, 1/8
+    // Halves from 1/16 to 1/8, and from -1/8 to -1/4.
+    for (uint16_t& scale : scales) scale = uint16_t(0x2c00 + random() % 0x400);
+    for (uint16_t& minimum : minimums) minimum = uint16_t(0xb000 + random() % 0x400);
     if (is_grouped(format)) {
-      pack_group_row(weight, output, codes.data(), scales, minimums);
+      pack_group_row(weight, output, codes.data(), scales.data(), minimums.data());
     } else if (format == Format::kFp8) {
       pack_fp8_row(weight, output, codes.data(), 0.25f);
     } else {

@@ -279,19 +279,12 @@ HS_INLINE size_t expanded_for_tiles_bytes(const Weight& weight) {
   return size_t(weight.num_groups()) * tile_group_bytes(weight.format);
 }
 
-HS_INLINE int num_tiles(int rows) { return rows / kTileRows + (rows % kTileRows >= kTilesFrom ? 1 : 0); }
-
 // multiply_block for grouped formats on the matrix unit; what fills too little of a tile is left to vectors.
 static inline void multiply_tiles(const Weight& weight, const Activations& a, int rows, int first, int last,
                                   const Output& out, uint8_t* scratch) {
   const bool gated = out.epilogue == Epilogue::kGated;
   const int per_output = gated ? 2 : 1, tiles = num_tiles(rows);
-  const size_t panel_bytes = expanded_for_tiles_bytes(weight), tile_bytes = size_t(a.groups) * kRowsBytes;
-  uint8_t* gathered = scratch + 2 * panel_bytes;
-  for (int tile = 0; tile < tiles; tile++) {
-    const int row = tile * kTileRows;
-    gather_rows(a.from_row(row), rows - row, gathered + size_t(tile) * tile_bytes);
-  }
+  const size_t panel_bytes = expanded_for_tiles_bytes(weight), tile_bytes = size_t(a.groups) * kTileGroupBytes;
   alignas(64) float sums[2][kTileRows * kPanel];
   const Tiles configured;
   for (int panel = first; panel < last; panel++) {
@@ -306,7 +299,7 @@ static inline void multiply_tiles(const Weight& weight, const Activations& a, in
           const uint8_t* whole = packed + size_t(i) * weight.panel_bytes();
           multiply_tile<1>(weight, &whole, false, a.from_row(row), count, sums[i]);
         } else {
-          const uint8_t *expanded = scratch + size_t(i) * panel_bytes, *tiled = gathered + size_t(tile) * tile_bytes;
+          const uint8_t *expanded = scratch + size_t(i) * panel_bytes, *tiled = a.tiles + size_t(tile) * tile_bytes;
           if (weight.format == Format::kQ4_1) {
             multiply_tile_rows<true>(expanded, tiled, a.groups, sums[i]);
           } else {
@@ -321,14 +314,9 @@ static inline void multiply_tiles(const Weight& weight, const Activations& a, in
 #endif
 
 // Bytes of `scratch` below.
-static inline size_t scratch_bytes(const Weight& weight, int rows) {
+HS_INLINE size_t scratch_bytes(const Weight& weight) {
 #if defined(HS_AMX)
-  if (is_grouped(weight.format)) {
-    return 2 * expanded_for_tiles_bytes(weight) +
-           size_t(num_tiles(rows)) * size_t(weight.num_groups()) * kRowsBytes;
-  }
-#else
-  (void)rows;
+  if (is_grouped(weight.format)) return 2 * expanded_for_tiles_bytes(weight);
 #endif
   return 2 * padded_to_line(expanded_bytes(weight));
 }
@@ -337,7 +325,7 @@ static inline size_t scratch_bytes(const Weight& weight, int rows) {
 static inline void multiply_block(const Weight& weight, const Activations& a, int rows, int first, int last,
                                   const Output& out, uint8_t* scratch) {
 #if defined(HS_AMX)
-  if (is_grouped(weight.format) && rows >= kTilesFrom) return multiply_tiles(weight, a, rows, first, last, out, scratch);
+  if (a.tiles != nullptr) return multiply_tiles(weight, a, rows, first, last, out, scratch);
 #endif
   constexpr int kMost = kMaxRows > kMaxRowsInt ? kMaxRows : kMaxRowsInt;
   const bool gated = out.epilogue == Epilogue::kGated;

@@ -41,7 +41,7 @@ static inline Activations prepare(ThreadPool& threads, int thread, const Weight&
     a.stride = size_t(columns);
     return a;
   }
-  a = reserve_codes(threads.arena(thread, kCodes), weight, rows);
+  a = reserve_codes(threads.arena(thread, kCodes), weight, rows, num_tiles(rows));
   float* normed = threads.arena(thread, kNormed).reserve_for<float>(size_t(columns));
   for (int r = 0; r < rows; r++) {
     const float* row = x + size_t(r) * stride;
@@ -51,12 +51,13 @@ static inline Activations prepare(ThreadPool& threads, int thread, const Weight&
     }
     quantize_row(row, columns, weight.format, a, r);
   }
+  gather_tiles(a, rows);
   return a;
 }
 
 static inline void multiply_panels(ThreadPool& threads, int thread, const Weight& weight, const Activations& a, int rows,
                                    int first, int last, const Output& out) {
-  uint8_t* scratch = threads.arena(thread, kExpanded).reserve_for<uint8_t>(scratch_bytes(weight, rows));
+  uint8_t* scratch = threads.arena(thread, kExpanded).reserve_for<uint8_t>(scratch_bytes(weight));
   if (rows <= kStreamedRows) {
     multiply_few(weight, a, rows, first, last, out, scratch);
   } else {

@@ -14,8 +14,10 @@
 namespace headstart {
 namespace HS_ISA {
 
-constexpr int kTileRows = 16;
 constexpr int kTilesFrom = 7;  // rows from which a whole tile is cheaper than vectors
+
+// Tiles that so many rows are worth; what is left over is for vectors.
+HS_INLINE int num_tiles(int rows) { return rows / kTileRows + (rows % kTileRows >= kTilesFrom ? 1 : 0); }
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -42,7 +44,7 @@ HS_INLINE size_t tile_group_bytes(Format format) { return format == Format::kQ4_
 
 static inline void expand_for_tiles(const Weight& weight, const uint8_t* panel, uint8_t* out) {
   const size_t header = group_header_bytes(weight.format);
-  const VI zero_points = iset1(zero_point(weight.format) * 0x01010101);
+  const VI zero_points = _mm512_set1_epi8(char(zero_point(weight.format)));
   for (int g = 0; g < weight.num_groups(); g++, panel += group_bytes(weight.format)) {
     for (size_t i = 0; i < header; i += 32, out += 64) {
       store(reinterpret_cast<float*>(out), load_half(reinterpret_cast<const uint16_t*>(panel + i)));
@@ -59,19 +61,18 @@ static inline void expand_for_tiles(const Weight& weight, const uint8_t* panel, 
   }
 }
 
-// 16 rows as the matrix unit reads them: for each group [16][32] codes, 16 scales, 16 weighted sums. Zeros for rows that
-// do not exist.
-constexpr size_t kRowsScales = kTileRows * kGroup, kRowsWeighted = kRowsScales + 64, kRowsBytes = kRowsWeighted + 64;
-
-static inline void gather_rows(const Activations& a, int rows, uint8_t* out) {
-  std::memset(out, 0, size_t(a.groups) * kRowsBytes);
-  for (int r = 0; r < std::min(rows, kTileRows); r++) {
+// What quantize_row left, tile by tile. Zeros for rows that do not exist.
+static inline void gather_tiles(const Activations& a, int rows) {
+  const int tiles = num_tiles(rows);
+  std::memset(a.tiles, 0, size_t(tiles) * size_t(a.groups) * kTileGroupBytes);
+  for (int r = 0; r < std::min(rows, tiles * kTileRows); r++) {
     const Activations row = a.from_row(r);
-    uint8_t* to = out;
-    for (int g = 0; g < a.groups; g++, to += kRowsBytes) {
-      std::memcpy(to + r * kGroup, row.codes + g * kGroup, kGroup);
-      std::memcpy(to + kRowsScales + r * 4, row.scales + g, 4);
-      std::memcpy(to + kRowsWeighted + r * 4, row.zero_sums + g, 4);
+    uint8_t* to = a.tiles + size_t(r / kTileRows) * size_t(a.groups) * kTileGroupBytes;
+    const int in_tile = r % kTileRows;
+    for (int g = 0; g < a.groups; g++, to += kTileGroupBytes) {
+      std::memcpy(to + in_tile * kGroup, row.codes + g * kGroup, kGroup);
+      std::memcpy(to + kTileScalesAt + in_tile * 4, row.scales + g, 4);
+      std::memcpy(to + kTileZeroSumsAt + in_tile * 4, row.zero_sums + g, 4);
     }
   }
 }
@@ -86,9 +87,9 @@ static __attribute__((noinline)) void multiply_tile_rows(const uint8_t* panel, c
   HS_UNROLL for (int r = 0; r < kTileRows; r++) totals[r] = zero();
   const auto scale = [&](int group, const int32_t* sum) __attribute__((always_inline)) {
     const float* header = reinterpret_cast<const float*>(panel + size_t(group) * kBytes);
-    const uint8_t* factors = rows + size_t(group) * kRowsBytes;
-    const float* scales = reinterpret_cast<const float*>(factors + kRowsScales);
-    const float* weighted = reinterpret_cast<const float*>(factors + kRowsWeighted);
+    const uint8_t* factors = rows + size_t(group) * kTileGroupBytes;
+    const float* scales = reinterpret_cast<const float*>(factors + kTileScalesAt);
+    const float* weighted = reinterpret_cast<const float*>(factors + kTileZeroSumsAt);
     HS_UNROLL for (int r = 0; r < kTileRows; r++) {
       if constexpr (MINIMUM) totals[r] = fma(set1(weighted[r]), load(header + kPanel), totals[r]);
       const VF factor = mul(load(header), set1(scales[r]));
@@ -99,7 +100,7 @@ static __attribute__((noinline)) void multiply_tile_rows(const uint8_t* panel, c
 #define HS_MULTIPLY_GROUP(group, SUMS, ROWS, CODES)                                     \
   do {                                                                                  \
     _tile_zero(SUMS);                                                                   \
-    _tile_loadd(ROWS, rows + size_t(group) * kRowsBytes, kGroup);                       \
+    _tile_loadd(ROWS, rows + size_t(group) * kTileGroupBytes, kGroup);                       \
     _tile_loadd(CODES, panel + size_t(group) * kBytes + kHeader, 64);                   \
     _tile_dpbssd(SUMS, ROWS, CODES);                                                    \
     _tile_stored(SUMS, sums[SUMS], 64);                                                 \
@@ -128,6 +129,17 @@ static __attribute__((noinline)) void multiply_tile_rows(const uint8_t* panel, c
 #undef HS_MULTIPLY_GROUP
   HS_UNROLL for (int r = 0; r < kTileRows; r++) store(out + r * kPanel, totals[r]);
 }
+
+}  // namespace HS_ISA
+}  // namespace headstart
+
+#else
+
+namespace headstart {
+namespace HS_ISA {
+
+HS_INLINE int num_tiles(int) { return 0; }
+HS_INLINE void gather_tiles(const Activations&, int) {}
 
 }  // namespace HS_ISA
 }  // namespace headstart

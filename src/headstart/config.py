@@ -42,7 +42,7 @@ class CacheConfig:
     """The KV pool and the prefix cache."""
 
     block_size: int = 16  # tokens a block
-    kv_cache_dtype: KVCacheDType = "auto"  # auto: the model's dtype
+    kv_cache_dtype: KVCacheDType = "auto"  # auto: the model's dtype; float16 for float32 beside quantized weights
     kv_cache_memory: int | None = None  # bytes; default: half of what is free after the weights are loaded
     prefix_cache: bool = True
 

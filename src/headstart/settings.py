@@ -35,7 +35,7 @@ HELP = {
     "threads": "Compute threads. [default: the cores this process may use]",
     "generation_config": "Where sampling fields that a request leaves out come from: the model's own file, or nowhere.",
     "block_size": "Tokens a KV block.",
-    "kv_cache_dtype": "Type of the KV pool; auto: the model's.",
+    "kv_cache_dtype": "Type of the KV pool; auto: the model's, or float16 instead of float32 beside quantized weights.",
     "kv_cache_memory": "Memory of the KV pool, such as 2GiB. [default: half of what is free after loading]",
     "prefix_cache": "Reuse the KV blocks of shared prefixes.",
     "policy": "Who goes first: srpf (shortest remaining uncached prefill, with ageing) or fcfs (arrival).",

@@ -139,6 +139,22 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(kind: WeightFormat, data: s
     assert torch.equal(found[0][1][first:last], found[1][1])
 
 
+@pytest.mark.skipif("amx" not in SETS, reason="no matrix unit")
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind.grouped])
+@settings(max_examples=40, deadline=None)
+@given(size=st.tuples(st.integers(1, 70), st.integers(1, 700), st.integers(1, 100)), threads=st.integers(1, 3))
+def test_the_matrix_unit_gives_what_vectors_give_to_the_bit(
+    kind: WeightFormat, size: tuple[int, int, int], threads: int
+) -> None:
+    outputs, inputs, rows = size
+    weight, x = in_format(kind, random_numbers(1, outputs, inputs)), random_numbers(2, rows, inputs)
+    found = []
+    for name in ("avx512", "amx"):
+        ops = ops_for(kind, threads, name)
+        found.append(ops.add_linear(ops.pack(weight), None)(x, torch.zeros(rows, outputs)))
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_embeddings_are_the_rows_rounded_once(kind: WeightFormat) -> None:
     table = in_format(kind, random_numbers(1, 50, 70))

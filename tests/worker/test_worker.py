@@ -14,7 +14,7 @@ from headstart.hub import files_of_folder
 from headstart.ops import HeadShape, KVFormat, make_ops
 from headstart.perf.model_spec import read_model_spec
 from headstart.worker import Worker
-from headstart.worker.worker import settle_dtype
+from headstart.worker.worker import settle_dtype, settle_kv_format
 from tests.fixtures.stories import shared_data
 from tests.worker.driver import GREEDY, Driver, Job
 
@@ -133,3 +133,11 @@ def test_auto_dtype(spec):
     assert settle_dtype("auto", cuda, half) == torch.float16
     assert settle_dtype("auto", cuda, replace(spec, torch_dtype="bfloat16")) == torch.bfloat16
     assert settle_dtype("bfloat16", cpu, half) == torch.bfloat16
+
+
+def test_keys_and_values_take_half_of_a_float_beside_quantized_weights() -> None:
+    assert settle_kv_format("auto", torch.float32, True) is KVFormat.FLOAT16
+    assert settle_kv_format("auto", torch.float32, False) is KVFormat.FLOAT32
+    assert settle_kv_format("auto", torch.bfloat16, True) is KVFormat.BFLOAT16
+    assert settle_kv_format("int8", torch.float32, True) is KVFormat.INT8
+    assert settle_kv_format("float32", torch.float32, True) is KVFormat.FLOAT32

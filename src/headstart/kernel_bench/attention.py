@@ -16,7 +16,7 @@ from headstart.perf.model_spec import ModelSpec
 CONTEXTS = (512, 4096)
 CHUNK = 512  # rows of a prefill: the last of its context
 _BLOCK_SIZE = 16
-_FORMAT = KVFormat.FLOAT32  # the server's, beside float32 activations
+_FORMAT = KVFormat.FLOAT16  # what the server takes beside quantized weights
 _MOST_LAYERS = 256
 
 
@@ -36,7 +36,7 @@ def _case(ops: Ops, spec: ModelSpec, name: str, rows: int, context: int, cold_by
     num_blocks = -(-context // _BLOCK_SIZE)
     num_layers = min(_MOST_LAYERS, -(-cold_bytes // (num_blocks * layout.block_bytes)))
     pool = KVPool(layout, num_layers, num_blocks, "cpu")
-    pool.data.view(torch.float32).normal_(generator=torch.Generator().manual_seed(context))
+    pool.data.view(_FORMAT.dtype).normal_(generator=torch.Generator().manual_seed(context))
     positions = torch.arange(context - rows, context)
     table = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
     slots = table[positions // _BLOCK_SIZE] * _BLOCK_SIZE + positions % _BLOCK_SIZE

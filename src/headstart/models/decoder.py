@@ -30,11 +30,13 @@ class Decoder:
         *,
         device: torch.device,
         num_weight_bytes: int,
+        quantized: bool,
     ) -> None:
         self.spec = spec
         self.ops = ops
         self.device = device
         self.num_weight_bytes = num_weight_bytes  # as they are held here
+        self.quantized = quantized  # some of the matrices
         self._heads = heads
         self._embeddings = embeddings
         self._layers = layers

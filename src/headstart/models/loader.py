@@ -15,7 +15,7 @@ from headstart.layers.rotary import RotaryTable
 from headstart.models.decoder import Decoder
 from headstart.models.matrices import MatrixReader
 from headstart.models.sources import WeightSource, open_source
-from headstart.ops import HeadShape, Matrix, Ops, PackedMatrix, RMSNorm, make_ops
+from headstart.ops import HeadShape, Matrix, Ops, PackedMatrix, QuantizedWeight, RMSNorm, make_ops
 from headstart.perf.model_spec import ModelSpec
 from headstart.perf.tensors import EMBEDDINGS, FINAL_NORM, LM_HEAD, expected_tensors, layer_tensor
 from headstart.quant.requantize import in_one_format
@@ -115,7 +115,7 @@ def _build(weights: _Weights, matrices: MatrixReader, spec: ModelSpec, ops: Ops)
     embeddings = ops.embeddings(table)
     return Decoder(
         spec, ops, heads, embeddings, layers, lm_head, rotary, device=weights.device,
-        num_weight_bytes=packer.num_bytes + weights.num_vector_bytes,
+        num_weight_bytes=packer.num_bytes + weights.num_vector_bytes, quantized=packer.quantized,
     )  # fmt: skip
 
 
@@ -126,6 +126,7 @@ class _Packer:
         self.weights = weights
         self.ops = ops
         self.num_bytes = 0
+        self.quantized = False  # any matrix so far
         self._matrices = matrices
 
     def pack(self, *names: str) -> PackedMatrix:
@@ -136,7 +137,9 @@ class _Packer:
         return self._counted(self.ops.pack_gated(*self._read((gate, up))), (gate, up))
 
     def _read(self, names: tuple[str, ...]) -> list[Matrix]:
-        return in_one_format([self._matrices.read(name) for name in names])
+        parts = in_one_format([self._matrices.read(name) for name in names])
+        self.quantized = self.quantized or isinstance(parts[0], QuantizedWeight)
+        return parts
 
     def _counted(self, matrix: PackedMatrix, names: tuple[str, ...]) -> PackedMatrix:
         self.num_bytes += matrix.num_bytes

@@ -84,8 +84,7 @@ class Worker:
 
     def _make_pool(self, decoder: Decoder, dtype: torch.dtype, max_model_len: int) -> KVPool:
         cache = self._config.cache
-        kv_format = KVFormat(_name(dtype) if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype)
-        layout = decoder.kv_layout(cache.block_size, kv_format)
+        layout = decoder.kv_layout(cache.block_size, settle_kv_format(cache.kv_cache_dtype, dtype, decoder.quantized))
         request = PoolRequest(
             bytes_per_block=KVPool.bytes_per_block(layout, self._spec.num_layers),
             block_size=cache.block_size,
@@ -124,6 +123,15 @@ def settle_dtype(choice: str, device: torch.device, spec: ModelSpec) -> torch.dt
     if choice != "auto":
         return _dtype(choice)
     return torch.float32 if device.type == "cpu" else _dtype(spec.torch_dtype)
+
+
+def settle_kv_format(choice: str, dtype: torch.dtype, quantized: bool) -> KVFormat:
+    """How keys and values are held. `auto`: as activations are; but in half of a float's bytes beside quantized
+    weights, whose rounding moves an answer thousands of times further (docs/reference/quantization.md).
+    """
+    if choice != "auto":
+        return KVFormat(choice)
+    return KVFormat.FLOAT16 if quantized and dtype is torch.float32 else KVFormat(_name(dtype))
 
 
 def _dtype(name: str) -> torch.dtype:
