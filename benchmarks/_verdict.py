@@ -81,7 +81,10 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], bars
     console.print(machine_line(), highlight=False, soft_wrap=True)
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+        # A heading may break, a number not.
+        table.add_column(
+            column, justify="right" if index else "left", min_width=max((len(row[index]) for row in rows), default=0)
+        )
     for row in rows:
         table.add_row(*row)
     console.print(table)

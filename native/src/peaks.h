@@ -5,6 +5,7 @@
 #include "peak_args.h"
 #include "simd.h"
 #include "threads.h"
+#include "tiles.h"
 
 // HS_RENEW: a value that the compiler must take for a new one. HS_USED: one that somebody looks at; what nobody does is
 // not computed. Portable vectors need not fit a register: there it is memory.
@@ -77,8 +78,43 @@ static __attribute__((noinline)) void multiply_nibbles(int64_t rounds) {
   HS_USED(total);
 }
 
+#if defined(HS_AMX)
+constexpr int64_t kTileProducts = 4;  // a round
+constexpr int64_t kTileMultiplications = int64_t(kTileRows) * kPanel * kGroup;
+
+// Sums leave the tiles after every group of 32 columns, as they must to be scaled.
+static __attribute__((noinline)) void multiply_tiles_of_codes(int64_t rounds) {
+  alignas(64) int32_t sums[kTileProducts][kTileRows * kPanel];
+  alignas(64) static const uint8_t zeros[1024] = {};
+  const Tiles configured;
+  _tile_loadd(4, zeros, kGroup);
+  _tile_loadd(5, zeros, 64);
+  for (int64_t round = 0; round < rounds; round++) {
+    _tile_zero(0);
+    _tile_dpbssd(0, 4, 5);
+    _tile_zero(1);
+    _tile_dpbssd(1, 4, 5);
+    _tile_zero(2);
+    _tile_dpbssd(2, 4, 5);
+    _tile_zero(3);
+    _tile_dpbssd(3, 4, 5);
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+  }
+}
+#endif
+
 // Multiplications of `items` runs of `rounds` rounds, shared out among the threads.
 static double multiply_most(ThreadPool& threads, Mix mix, int items, int64_t rounds) {
+#if defined(HS_AMX)
+  if (mix != Mix::kFloat32) {
+    const int64_t fewer = std::max<int64_t>(1, rounds / 8);  // a round takes that much longer than one of vectors
+    threads.parallel(items, [&](int, int) { multiply_tiles_of_codes(fewer); });
+    return double(items) * double(fewer) * double(kTileProducts * kTileMultiplications);
+  }
+#endif
   threads.parallel(items, [&](int, int) {
     switch (mix) {
       case Mix::kFloat32: return multiply_add_floats(rounds);

@@ -75,7 +75,7 @@ def test_the_table_holds_peaks_and_operations() -> None:
     out = io.StringIO()
     print_kernel_report(report(), Console(file=out, width=200))
     printed = out.getvalue()
-    for text in ("a cpu", "300.0", "600.0", "20.0", "GB/s", "qkv", "q4_1", "1 ms", "memory", "50%", "2 threads"):
+    for text in ("a cpu", "300.0", "600.0", "20.0", "GB/s", "qkv", "q4_1", "1 ms", "10.0 GB/s", "50%", "2 threads"):
         assert text in printed, text
 
 

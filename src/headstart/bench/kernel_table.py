@@ -24,8 +24,8 @@ def print_kernel_report(report: KernelReport, console: Console) -> None:
     console.print(_peaks(report))
     console.print(_operations(report))
     console.print(
-        "time: the best of the rounds' medians. share: of the time that the peak allows. Weights, keys and values are "
-        "in no cache when they are needed.",
+        "time: the best of the rounds' medians. reached: of what holds the operation back, multiplying or reading memory. "
+        "share: of the time that its peak allows. Weights, keys and values are in no cache when they are needed.",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ def _peaks(report: KernelReport) -> Table:
 
 def _operations(report: KernelReport) -> Table:
     title = f"Operations, {report.threads} threads, {report.instruction_set}"
-    table = _table(title, ("operation", "format"), ("rows", "context", "time", "GOP/s", "GB/s", "bound", "share"))
+    table = _table(title, ("operation", "format"), ("rows", "context", "time", "reached", "share"))
     before = ""
     for each in report.operations:
         if before not in ("", each.name):
@@ -76,9 +76,7 @@ def _operations(report: KernelReport) -> Table:
             str(each.rows),
             "" if each.context is None else f"{each.context:,}",
             duration(each.seconds),
-            f"{each.gops:.1f}",
-            f"{each.gigabytes_per_s:.1f}",
-            each.bound,
+            f"{each.gops:.0f} GOP/s" if each.bound == "compute" else f"{each.gigabytes_per_s:.1f} GB/s",
             f"{each.share:.0%}",
         )
     return table
