@@ -24,8 +24,8 @@ def print_kernel_report(report: KernelReport, console: Console) -> None:
     console.print(_peaks(report))
     console.print(_operations(report))
     console.print(
-        "time: the best of the rounds' medians. reached: of what holds the operation back, multiplying or reading memory. "
-        "share: of the time that its peak allows. Weights, keys and values are in no cache when they are needed.",
+        "time: the best of the rounds' medians. reached: of what holds the operation back, multiplying or reading "
+        "memory. share: of the time that its peak allows. Weights, keys and values are in no cache when needed.",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
 
