@@ -64,6 +64,7 @@ static inline void expand_for_tiles(const Weight& weight, const uint8_t* panel, 
 // What quantize_row left, tile by tile. Zeros for rows that do not exist.
 static inline void gather_tiles(const Activations& a, int rows) {
   const int tiles = num_tiles(rows);
+  if (tiles == 0) return;
   std::memset(a.tiles, 0, size_t(tiles) * size_t(a.groups) * kTileGroupBytes);
   for (int r = 0; r < std::min(rows, tiles * kTileRows); r++) {
     const Activations row = a.from_row(r);

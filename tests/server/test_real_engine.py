@@ -163,13 +163,17 @@ def test_choices_one_at_a_time_with_no_room_to_spare(tmp_path_factory: pytest.Te
     """All places are taken from the beginning: while the first choice runs, nobody else gets those of the others."""
     folder = tmp_path_factory.mktemp("narrow") / "stories"
     narrow = SchedulerConfig(max_num_seqs=1, max_num_waiting=1)
-    body = {"prompt": "Once upon a time, " * 4, "n": 2, "max_tokens": 60, "ignore_eos": True, "stream": True}
-    with serving_stories(folder, narrow, kv_cache_memory=4 << 20) as served:
+    body = {"prompt": "Once upon a time, " * 4, "n": 2, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with (
+        serving_stories(folder, narrow, kv_cache_memory=4 << 20) as served,
+        httpx.Client(base_url=served.running.url, trust_env=False) as other,
+    ):
         running = served.running
+        other.get("/health")  # connected: what follows takes no time beside 200 tokens, twice
         with running.client.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)
-            refused = httpx.post(f"{running.url}/v1/completions", json={"prompt": "a"}, trust_env=False)
+            refused = other.post("/v1/completions", json={"prompt": "a"})
             rest = "\n".join(lines)
         assert refused.status_code == 429
         assert "event: error" not in rest
