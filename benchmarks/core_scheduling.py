@@ -23,6 +23,7 @@ from _verdict import Bar, finish, run_main, show
 
 from headstart.bench.stats import percentile
 from headstart.config import SchedulerConfig
+from headstart.core.cost import LinearCosts
 from headstart.core.engine_core import EngineCore
 from headstart.core.request import EngineRequest, SamplingParams
 from headstart.core.step import ChunkOutput, ModelOutput, SchedulerOutput
@@ -60,7 +61,12 @@ class Load:
         room = case.prompt_tokens + case.output_tokens + 1
         config = SchedulerConfig(policy=case.policy, max_num_seqs=NUM_RUNNING)
         self.core = EngineCore(
-            config, num_blocks=NUM_RUNNING * (room // 16 + 2), block_size=16, max_model_len=room, prefix_cache=True
+            config,
+            LinearCosts(),
+            num_blocks=NUM_RUNNING * (room // 16 + 2),
+            block_size=16,
+            max_model_len=room,
+            prefix_cache=True,
         )
         self._case = case
         self._rng = random.Random(0)

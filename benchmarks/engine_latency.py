@@ -23,6 +23,7 @@ from typing import Any
 from _verdict import machine_line, run_main
 
 from headstart.config import SchedulerConfig
+from headstart.core.cost import LinearCosts
 from headstart.core.engine_core import EngineCore
 from headstart.core.request import EngineRequest, SamplingParams
 from headstart.core.step import ChunkOutput, ModelOutput, SchedulerOutput
@@ -70,7 +71,12 @@ def build(payload: bytes, progress: Progress) -> BuiltEngine:
     executor = LocalExecutor(BusyWorker(torch, threads, nice))
     executor.start()
     core = EngineCore(
-        SchedulerConfig(), num_blocks=INFO.num_blocks, block_size=16, max_model_len=4096, prefix_cache=True
+        SchedulerConfig(),
+        LinearCosts(),
+        num_blocks=INFO.num_blocks,
+        block_size=16,
+        max_model_len=4096,
+        prefix_cache=True,
     )
     return BuiltEngine(core, executor, INFO)
 

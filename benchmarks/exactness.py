@@ -21,6 +21,7 @@ from _verdict import Bar, finish, run_main, show
 
 from headstart.bench.questions import read_questions
 from headstart.config import DEFAULT_MODEL, CacheConfig, Config, ModelConfig, SchedulerConfig
+from headstart.core.cost import LinearCosts
 from headstart.core.engine_core import EngineCore
 from headstart.core.request import EngineRequest, SamplingParams
 from headstart.core.step import TokenLogprob
@@ -99,6 +100,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Compared], str]:
     def engine_of(scheduler: SchedulerConfig, *, prefix_cache: bool) -> InProcessEngine:
         core = EngineCore(
             scheduler,
+            LinearCosts(),
             num_blocks=built.info.num_blocks,
             block_size=BLOCK_SIZE,
             max_model_len=built.info.max_model_len,

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.config import CacheConfig, Config, KVCacheDType, ModelConfig, Quantization, SchedulerConfig
+from headstart.core.cost import LinearCosts
 from headstart.core.engine_core import EngineCore
 from headstart.core.request import EngineRequest, SamplingParams
 from headstart.core.step import ModelOutput
@@ -94,6 +95,7 @@ def alone(worker: Worker, arrival: Arrival, block_size: int) -> Served:
     worker.reset()
     core = EngineCore(
         SchedulerConfig(max_num_batched_tokens=1024),
+        LinearCosts(),
         num_blocks=NUM_BLOCKS[block_size],
         block_size=block_size,
         max_model_len=512,
@@ -159,6 +161,7 @@ def test_greedy_tokens_do_not_depend_on_how_a_request_was_served(
     )
     core = EngineCore(
         config,
+        LinearCosts(),
         num_blocks=pool_tokens // block_size,
         block_size=block_size,
         max_model_len=pool_tokens,

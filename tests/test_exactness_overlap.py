@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from headstart.core.cost import LinearCosts
 from headstart.core.engine_core import CoreStats, EngineCore
 from headstart.core.request import EngineRequest, FinishReason, SamplingParams
 from headstart.core.step import ModelOutput, SchedulerOutput
@@ -96,6 +97,7 @@ class Rig:
 def make_core(config: SchedulerConfig, num_blocks: int, *, prefix_cache: bool = True) -> EngineCore:
     return EngineCore(
         config,
+        LinearCosts(),
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         max_model_len=min(CONTEXT, num_blocks * BLOCK_SIZE),

@@ -14,6 +14,7 @@ from headstart.perf.openmp import spin_briefly
 spin_briefly(os.environ)  # torch is imported below
 
 from headstart.config import Config  # noqa: E402
+from headstart.core.cost import LinearCosts  # noqa: E402
 from headstart.core.engine_core import EngineCore  # noqa: E402
 from headstart.engine.child import BuiltEngine, run_child  # noqa: E402
 from headstart.engine.ipc import EngineInfo  # noqa: E402
@@ -41,6 +42,7 @@ def build_engine(config: Config, files: ModelFiles, spec: ModelSpec, progress: P
         raise
     core = EngineCore(
         config.scheduler,
+        LinearCosts(),
         num_blocks=started.num_blocks,
         block_size=started.block_size,
         max_model_len=max_model_len,

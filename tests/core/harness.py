@@ -11,6 +11,7 @@ import zlib
 from dataclasses import dataclass, field
 
 from headstart.config import SchedulerConfig
+from headstart.core.cost import LinearCosts
 from headstart.core.engine_core import EngineCore
 from headstart.core.request import EngineRequest, FinishReason, SamplingParams
 from headstart.core.step import ChunkOutput, ModelOutput, RequestOutput, ScheduledChunk, SchedulerOutput
@@ -54,7 +55,8 @@ def make_core(
     max_model_len = scheduler.pop("max_model_len", num_blocks * block_size)
     settings: dict[str, object] = {"max_num_batched_tokens": 256, "mixed_step_tokens": 64, **scheduler}
     return EngineCore(
-        SchedulerConfig(**settings),  # type: ignore[arg-type]
+        SchedulerConfig(**settings),
+        LinearCosts(),  # type: ignore[arg-type]
         num_blocks=num_blocks,
         block_size=block_size,
         max_model_len=max_model_len,  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headstart.config import SchedulerConfig
+from headstart.core.cost import LinearCosts
 from headstart.core.engine_core import EngineCore
 from headstart.core.errors import QueueFull, RequestTooLong
 from headstart.core.request import EngineRequest, FinishReason
@@ -60,6 +61,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.depth = depth
         self.core = EngineCore(
             config,
+            LinearCosts(),
             num_blocks=num_blocks,
             block_size=block_size,
             max_model_len=self.max_model_len,

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from headstart.config import SchedulerConfig
+from headstart.core.cost import LinearCosts
 from headstart.core.engine_core import EngineCore
 from headstart.core.step import ChunkOutput, ModelOutput, SchedulerOutput
 from headstart.engine.child import BuiltEngine, run_child
@@ -44,6 +45,7 @@ class Script(msgspec.Struct, frozen=True):
     def make_core(self) -> EngineCore:
         return EngineCore(
             self.scheduler,
+            LinearCosts(),
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             max_model_len=self.max_model_len,

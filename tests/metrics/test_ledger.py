@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headstart.core.cost import StepWork
 from headstart.core.events import RequestAdded, RequestFinished, RequestPreempted, StepRetired
 from headstart.core.step import ModelOutput
 from headstart.metrics.ledger import PARTS, LedgerBook
@@ -13,7 +14,7 @@ from tests.core.harness import FakeWorker, make_core, make_spec
 
 
 def step(begin: float, end: float, *shares: tuple[str, float], sample: float = 0.0) -> StepRetired:
-    return StepRetired(0, begin, end, sample, 1, shares)
+    return StepRetired(0, begin, end, sample, 1, shares, StepWork(), end - begin, 0.0)
 
 
 def test_each_part_of_a_chunked_prefill() -> None:

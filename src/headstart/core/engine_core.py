@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 
 from headstart.config import SchedulerConfig
 from headstart.core.budget import work_of
+from headstart.core.cost import CostModel, StepWork, context_of
 from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, RequestTooLong
 from headstart.core.events import Event, RequestAdded, RequestFinished, RequestPreempted, StepRetired
 from headstart.core.kv_cache_manager import KVCacheManager
@@ -62,13 +63,25 @@ class _StepInFlight:
     step_id: int
     begin_time: float
     granted: Schedule
+    work: StepWork
+    predicted_seconds: float
 
 
 class EngineCore:
-    """Args: `num_blocks` and `block_size` (tokens) of the KV pool; `max_model_len` in tokens, at most what it holds."""
+    """Args: `num_blocks` and `block_size` (tokens) of the KV pool; `max_model_len` in tokens, at most what it holds.
+
+    `costs` predicts steps, and hears of each that ran.
+    """
 
     def __init__(
-        self, config: SchedulerConfig, *, num_blocks: int, block_size: int, max_model_len: int, prefix_cache: bool
+        self,
+        config: SchedulerConfig,
+        costs: CostModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        prefix_cache: bool,
     ) -> None:
         if max_model_len > num_blocks * block_size:
             raise ValueError(
@@ -76,6 +89,7 @@ class EngineCore:
                 f"lower max_model_len or give the pool more memory"
             )
         self._config = config
+        self._costs = costs
         self._depth = config.pipeline_depth or 1
         self._horizon = math.inf if config.attention_horizon is None else config.attention_horizon
         self._num_blocks = num_blocks
@@ -86,6 +100,7 @@ class EngineCore:
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[_StepInFlight] = deque()
         self._next_step_id = 0
+        self._last_retirement = -math.inf
         self._forgettable: list[str] = []  # finished requests that the worker still knows
         self._outputs: list[RequestOutput] = []
         self._events: list[Event] = []
@@ -144,7 +159,8 @@ class EngineCore:
         )
         self._forgettable.clear()
         self._next_step_id += 1
-        self._in_flight.append(_StepInFlight(step.step_id, now, schedule))
+        work = _work_of(schedule)
+        self._in_flight.append(_StepInFlight(step.step_id, now, schedule, work, self._costs.step_seconds(work)))
         self._kv.begin_step(step.step_id)
         return step
 
@@ -197,7 +213,24 @@ class EngineCore:
             self._counters.prompt_tokens_computed += num_prefilled
             num_tokens += num_prefilled
         self._counters.steps += 1
-        self._events.append(StepRetired(step.step_id, step.begin_time, now, output.sample_seconds, num_tokens, shares))
+        # With two steps in flight a step begins when the one before it is done.
+        seconds = now - max(step.begin_time, self._last_retirement)
+        self._last_retirement = now
+        if num_tokens:
+            self._costs.observe(step.work, seconds)
+        self._events.append(
+            StepRetired(
+                step.step_id,
+                step.begin_time,
+                now,
+                output.sample_seconds,
+                num_tokens,
+                shares,
+                step.work,
+                seconds,
+                step.predicted_seconds,
+            )
+        )
 
     def _shares(self, granted: Schedule, prefills: list[ScheduledChunk]) -> tuple[tuple[str, float], ...]:
         """Of those who have no token yet; they are among the prefills."""
@@ -346,6 +379,19 @@ class EngineCore:
             assert (uses > 0) == (bool(self._in_flight) and request.last_step >= self._in_flight[0].step_id)
         if not self._requests and not self._in_flight:
             assert self._kv.num_free_blocks == self._num_blocks, "blocks leaked"
+
+
+def _work_of(granted: Schedule) -> StepWork:
+    num_decodes = granted.num_decodes
+    prefills = granted.chunks[num_decodes:]
+    return StepWork(
+        num_prefill_tokens=sum([chunk.num_scheduled_tokens for chunk in prefills]),
+        num_prefills=len(prefills),
+        prefill_context=sum([context_of(chunk.start, chunk.num_scheduled_tokens) for chunk in prefills]),
+        num_decodes=num_decodes,
+        decode_context=sum([chunk.start for chunk in granted.chunks[:num_decodes]]) + num_decodes,
+        num_samples=num_decodes + sum([chunk.samples for chunk in prefills]),
+    )
 
 
 def _news(

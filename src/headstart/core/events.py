@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headstart.core.cost import StepWork
+
 
 @dataclass(frozen=True, slots=True)
 class RequestAdded:
@@ -18,7 +20,9 @@ class StepRetired:
     """A step's result was taken in.
 
     `shares` names the requests in it that had no token yet, each with its share of the step's work (sum at most 1, in
-    token equivalents); a share of 0 does not occur. `begin_time` is when the step was scheduled.
+    token equivalents); a share of 0 does not occur. `begin_time` is when the step was scheduled; `seconds` is how long
+    it took by itself (since then, or since the step before it retired), and `predicted_seconds` what that was thought
+    to be.
     """
 
     step_id: int
@@ -27,6 +31,9 @@ class StepRetired:
     sample_seconds: float
     num_scheduled_tokens: int
     shares: tuple[tuple[str, float], ...]
+    work: StepWork
+    seconds: float
+    predicted_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
