@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headstart.core.block_pool import BlockPool
 from headstart.core.budget import StepBudget, work_of
+from headstart.core.eviction import LeastRecentlyUsed
 from headstart.core.radix_cache import RadixCache
 from headstart.core.request import Request, SamplingParams
 from headstart.core.waiting_queue import WaitingQueue
@@ -39,7 +40,7 @@ class TestBlockPool:
 
 class TestRadixCache:
     def test_the_longest_prefix_matches(self) -> None:
-        cache = RadixCache(2)
+        cache = RadixCache(2, LeastRecentlyUsed())
         cache.insert(None, (1, 2), "", 0)
         cache.insert(0, (3, 4), "", 1)
         assert cache.match([1, 2, 3, 4, 5], "", 2) == [0, 1]
@@ -48,12 +49,12 @@ class TestRadixCache:
         assert cache.match([1, 2], "other salt", 1) == []
 
     def test_eviction_takes_the_least_recently_used_leaf(self) -> None:
-        cache = RadixCache(1)
+        cache = RadixCache(1, LeastRecentlyUsed())
         for parent, key, block in [(None, 1, 0), (0, 2, 1), (None, 3, 2)]:
             cache.insert(parent, (key,), "", block)
         for block in (1, 0, 2):
             cache.mark_idle(block)
-        cache.mark_held(2)
+        cache.mark_reused(2)
         cache.mark_idle(2)
         cache.check_invariants()
         assert [cache.evict() for _ in range(3)] == [1, 0, 2]
@@ -62,7 +63,7 @@ class TestRadixCache:
         cache.check_invariants()
 
     def test_the_first_to_index_a_prefix_stays(self) -> None:
-        cache = RadixCache(1)
+        cache = RadixCache(1, LeastRecentlyUsed())
         assert cache.insert(None, (1,), "", 4) == 4
         assert cache.insert(None, (1,), "", 5) == 4
         assert 4 in cache

@@ -14,7 +14,7 @@ from headstart.core.step import RequestOutput
 from headstart.metrics.collector import Collector, EngineView
 from headstart.metrics.ledger import PARTS
 
-STATS = CoreStats(1, 2, 30, 10, 64, 5, 600, 70, 80, 9, 11, 12)
+STATS = CoreStats(1, 2, 30, 10, 64, 13, 5, 600, 70, 80, 9, 11, 12)
 
 
 def collector(stats: CoreStats | None = STATS, up: bool = True) -> Collector:
@@ -89,6 +89,7 @@ def test_the_engine_in_numbers() -> None:
     assert values["headstart_kv_cache_usage_ratio",] == pytest.approx(34 / 64)
     kinds = {"prompt_computed": 600, "prompt_cached": 70, "generated": 80}
     assert {kind: values["headstart_tokens_total", kind] for kind in kinds} == kinds
+    assert values["headstart_prefix_cache_evicted_blocks_total",] == STATS.evicted_blocks
     assert values["headstart_preemptions_total",] == STATS.preemptions
     assert values["headstart_aborts_total",] == 0, "the engine also takes requests back whose text is complete"
 

@@ -27,7 +27,7 @@ from headstart.text import ChatTemplate, Tokenizer
 
 T = TypeVar("T")
 MODEL = "stories"
-STATS = CoreStats(1, 2, 30, 10, 64, 5, 600, 70, 80, 9, 11, 12)
+STATS = CoreStats(1, 2, 30, 10, 64, 13, 5, 600, 70, 80, 9, 11, 12)
 ENGINE_LEDGER = (("admit", 0.0), ("queue", 0.0), ("prefill", 0.0), ("interference", 0.0), ("sample", 0.0))
 
 

@@ -16,6 +16,7 @@ from headstart.config import SchedulerConfig
 from headstart.core.budget import work_of
 from headstart.core.cost import CostModel, StepWork, context_of
 from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, RequestTooLong
+from headstart.core.eviction import AgedFrequency
 from headstart.core.events import Event, RequestAdded, RequestFinished, RequestPreempted, StepRetired
 from headstart.core.kv_cache_manager import KVCacheManager
 from headstart.core.request import EngineRequest, FinishReason, Request, RequestStatus
@@ -49,6 +50,7 @@ class CoreStats:
     num_free_blocks: int
     num_cached_blocks: int
     num_blocks: int
+    evicted_blocks: int  # from the prefix cache, since the start
     steps: int
     prompt_tokens_computed: int
     prompt_tokens_cached: int
@@ -95,7 +97,12 @@ class EngineCore:
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._max_model_len = max_model_len
-        self._kv = KVCacheManager(num_blocks=num_blocks, block_size=block_size, prefix_cache=prefix_cache)
+        self._kv = KVCacheManager(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            prefix_cache=prefix_cache,
+            eviction=AgedFrequency(num_blocks=num_blocks, horizon=self._horizon / block_size),
+        )
         self._scheduler = Scheduler(config, self._kv, max_model_len=max_model_len)
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[_StepInFlight] = deque()
@@ -200,6 +207,7 @@ class EngineCore:
             num_free_blocks=self._kv.num_free_blocks,
             num_cached_blocks=self._kv.num_cached_blocks,
             num_blocks=self._num_blocks,
+            evicted_blocks=self._kv.num_evicted_blocks,
             **{item.name: getattr(self._counters, item.name) for item in fields(CoreCounters)},
         )
 

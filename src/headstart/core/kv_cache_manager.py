@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from headstart.core.block_pool import BlockPool
+from headstart.core.eviction import EvictionPolicy
 from headstart.core.radix_cache import RadixCache
 from headstart.core.request import Request
 
@@ -17,13 +18,13 @@ from headstart.core.request import Request
 class KVCacheManager:
     """Block tables of requests over one pool, with prefix reuse when `prefix_cache`.
 
-    Args: `num_blocks` in the pool, `block_size` in tokens.
+    Args: `num_blocks` in the pool, `block_size` in tokens; `eviction`: who leaves the prefix cache for new blocks.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int, prefix_cache: bool) -> None:
+    def __init__(self, *, num_blocks: int, block_size: int, prefix_cache: bool, eviction: EvictionPolicy) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.radix = RadixCache(block_size)
+        self.radix = RadixCache(block_size, eviction)
         self._prefix_cache = prefix_cache
         self._steps: deque[tuple[int, list[int]]] = deque()  # steps in flight, with what each releases when it retires
 
@@ -35,6 +36,11 @@ class KVCacheManager:
     @property
     def num_cached_blocks(self) -> int:
         return len(self.radix)
+
+    @property
+    def num_evicted_blocks(self) -> int:
+        """Since the start."""
+        return self.radix.num_evicted
 
     @property
     def num_releasing_blocks(self) -> int:
@@ -128,7 +134,7 @@ class KVCacheManager:
     def _hold(self, block_ids: Sequence[int]) -> None:
         self.pool.hold(block_ids)
         for block_id in block_ids:
-            self.radix.mark_held(block_id)
+            self.radix.mark_reused(block_id)
 
     def _take(self, count: int) -> list[int]:
         while self.pool.num_free < count:

@@ -1,4 +1,4 @@
-"""The prefix index: a tree over full blocks. Owns which block holds which prefix and who is evicted next.
+"""The prefix index: a tree over full blocks. Owns which block holds which prefix; who goes is its policy's choice.
 
 Knows nothing of requests or reference counts: `KVCacheManager` tells it when a node becomes idle or held.
 Idea: RadixAttention (Zheng et al., SGLang, 2024), here with one node a block.
@@ -6,39 +6,26 @@ Idea: RadixAttention (Zheng et al., SGLang, 2024), here with one node a block.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-BlockKey = tuple[int, ...]
-
-
-class RadixNode:
-    """One cached block: its tokens, its place in the tree, its id. A root has no parent and stands for its salt."""
-
-    __slots__ = ("block_id", "children", "key", "parent", "salt")
-
-    def __init__(self, key: BlockKey, parent: RadixNode | None, block_id: int, salt: str) -> None:
-        self.salt = salt
-        self.key = key
-        self.parent = parent
-        self.block_id = block_id
-        self.children: dict[BlockKey, RadixNode] = {}
+from headstart.core.eviction import EvictionPolicy
+from headstart.core.radix_node import BlockKey, RadixNode
 
 
 class RadixCache:
     """Prefix tree keyed by the tokens of whole blocks, one root for each isolation key (`salt`).
 
-    Idle nodes (no request holds them) queue for eviction, least recently used first. A node is always held at least as
-    long as its descendants, and a request's blocks become idle deepest first, so the head of the queue is a leaf:
-    choosing the next victim is O(1).
+    Idle nodes (no request holds them) stay until `eviction` gives them up, always a leaf: a node is held at least as
+    long as its descendants, and a request's blocks become idle deepest first.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, eviction: EvictionPolicy) -> None:
         assert block_size > 0
         self.block_size = block_size
         self._roots: dict[str, RadixNode] = {}
         self._nodes: dict[int, RadixNode] = {}  # by block id
-        self._idle: OrderedDict[int, RadixNode] = OrderedDict()
+        self._eviction = eviction
+        self.num_evicted = 0  # since the start
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -48,7 +35,7 @@ class RadixCache:
 
     @property
     def num_idle(self) -> int:
-        return len(self._idle)
+        return len(self._eviction)
 
     def match(self, token_ids: Sequence[int], salt: str, max_blocks: int) -> list[int]:
         """Block ids of the longest cached prefix of `token_ids`, at most `max_blocks` of them. Changes nothing."""
@@ -80,30 +67,33 @@ class RadixCache:
         if standing is node:
             assert block_id not in self._nodes
             self._nodes[block_id] = node
+            self._eviction.inserted(node)
         return standing.block_id
 
     def mark_idle(self, block_id: int) -> None:
-        """Nobody holds this block any more: it is the most recently used candidate for eviction."""
-        self._idle[block_id] = self._nodes[block_id]
+        """Nobody holds this block any more: it may be evicted."""
+        self._eviction.idle(self._nodes[block_id])
 
-    def mark_held(self, block_id: int) -> None:
-        """Somebody holds this block again."""
-        self._idle.pop(block_id, None)
+    def mark_reused(self, block_id: int) -> None:
+        """One more holds this block, idle or not."""
+        self._eviction.reused(self._nodes[block_id])
 
     def evict(self) -> int:
-        """Forget the least recently used idle leaf and return its block id. The caller has checked `num_idle`."""
-        block_id, node = self._idle.popitem(last=False)
-        assert not node.children, "a block was idle before its descendants"
+        """Forget the idle block that is worth least and return its id. The caller has checked `num_idle`."""
+        node = self._eviction.evict()
+        assert not node.children, "a block was to go before its descendants"
         parent = node.parent
         assert parent is not None
         del parent.children[node.key]
-        del self._nodes[block_id]
+        del self._nodes[node.block_id]
         if parent.parent is None and not parent.children:
             del self._roots[parent.salt]
-        return block_id
+        self.num_evicted += 1
+        return node.block_id
 
     def idle_blocks(self) -> Iterator[int]:
-        return iter(self._idle)
+        """As they would be evicted if nothing else happened."""
+        return (node.block_id for node in self._eviction.order())
 
     def check_invariants(self) -> None:
         """The tree, the index by block id and the eviction queue agree."""
@@ -121,7 +111,8 @@ class RadixCache:
                 seen.add(child.block_id)
                 stack.append(child)
         assert seen == set(self._nodes)
-        position = {block_id: index for index, block_id in enumerate(self._idle)}
+        position = {block_id: index for index, block_id in enumerate(self.idle_blocks())}
+        assert len(position) == self.num_idle
         for block_id, index in position.items():
             for child in self._nodes[block_id].children.values():
                 assert child.block_id in position, "an idle block has a held child"

@@ -183,6 +183,9 @@ def _stats_metrics(stats: CoreStats) -> tuple[Sampled, ...]:
         _gauge("headstart_kv_cache_usage_ratio", "Share of the KV blocks that requests hold.", used),
         _gauge("headstart_kv_blocks", "Blocks of the KV pool.", stats.num_blocks),
         _gauge("headstart_prefix_cache_blocks", "Blocks that the prefix cache can match.", stats.num_cached_blocks),
+        _total(
+            "headstart_prefix_cache_evicted_blocks_total", "Cached blocks given up for others.", stats.evicted_blocks
+        ),
         _total("headstart_engine_steps_total", "Steps computed.", stats.steps),
         _total(
             "headstart_preemptions_total", "Requests that lost their blocks to another for a while.", stats.preemptions
