@@ -31,6 +31,7 @@ class CoreMachine(RuleBasedStateMachine):
         horizon=st.sampled_from([float("inf"), 4.0]),
         prefix_cache=st.booleans(),
         max_num_waiting=st.integers(1, 6),
+        min_shared=st.sampled_from([1, 4, 64]),
     )
     def start(
         self,
@@ -44,6 +45,7 @@ class CoreMachine(RuleBasedStateMachine):
         horizon: float,
         prefix_cache: bool,
         max_num_waiting: int,
+        min_shared: int,
     ) -> None:
         config = SchedulerConfig(
             policy=policy,  # type: ignore[arg-type]
@@ -67,6 +69,7 @@ class CoreMachine(RuleBasedStateMachine):
             max_model_len=self.max_model_len,
             prefix_cache=prefix_cache,
         )
+        self.core._scheduler._pending._min_tokens = min_shared  # so that short prompts wait for each other too
         self.worker = FakeWorker(block_size, VOCAB)
         self.results: deque[ModelOutput] = deque()
         self.now = 0.0
@@ -93,6 +96,13 @@ class CoreMachine(RuleBasedStateMachine):
         earlier = self.specs[name]
         prompt = [*earlier.prompt_token_ids, *self.received[name], *more]
         self._add(prompt, 3, 0, earlier.cache_salt, False)
+
+    @precondition(lambda self: self.specs)
+    @rule(data=st.data(), more=st.lists(st.integers(0, VOCAB - 1), max_size=6), priority=st.integers(-1, 1))
+    def add_the_same(self, data: st.DataObject, more: list[int], priority: int) -> None:
+        """The beginning of an earlier prompt, which may be under way: the second waits for the first."""
+        earlier = self.specs[data.draw(st.sampled_from(sorted(self.specs)))]
+        self._add([*earlier.prompt_token_ids, *more], 3, priority, earlier.cache_salt, False)
 
     def _add(self, prompt: list[int], max_tokens: int, priority: int, salt: str, stops: bool) -> None:
         name = f"r{len(self.specs)}"
@@ -204,4 +214,4 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 TestCoreMachine = CoreMachine.TestCase
-TestCoreMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestCoreMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

@@ -134,6 +134,46 @@ def test_offline_stop_strings_end_a_text_before_them(llm: LLM) -> None:
     assert len(stopped.token_ids) < 64
 
 
+@pytest.fixture(scope="module")
+def long_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """The same model with a longer context; what it says there is of no use, but is the same each time."""
+    folder = make_stories_folder(tmp_path_factory.mktemp("long"))
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 2048}))
+    # 2,560 bytes a token: about 2,050 tokens, four times the hot prefix.
+    options = {"max_num_batched_tokens": 256, "max_num_seqs": 4, "max_model_len": 1536, "kv_cache_memory": 5 << 20}
+    with LLM(str(folder), threads=1, quantization="none", **options) as made:
+        yield made
+
+
+def ids(length: int, seed: int) -> list[int]:
+    return [(seed * 7919 + index * index * 31 + index * 17) % 500 + 3 for index in range(length)]
+
+
+def test_identical_prompts_at_once_compute_their_prefix_once(long_llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    before = long_llm.stats().prompt_tokens_computed
+    answers = long_llm.generate([ids(1_000, 1)] * 6, params, ignore_eos=True)
+    assert long_llm.stats().prompt_tokens_computed - before == 1_000 + 5 * 8, "62 whole blocks were shared"
+    assert len({tuple(answer.token_ids) for answer in answers}) == 1
+
+
+def test_a_hot_prefix_survives_a_burst_of_twice_the_cache(long_llm: LLM) -> None:
+    params = SamplingParams(max_tokens=2, temperature=0.0)
+    hot = ids(512, 2)
+    for question in range(4):
+        long_llm.generate([[*hot, question + 3]], params, ignore_eos=True)
+    before = long_llm.stats()
+    pool_tokens = before.num_blocks * 16
+    burst = [ids(256, 100 + index) for index in range(2 * pool_tokens // 256 + 1)]
+    for prompt in burst:
+        long_llm.generate([prompt], params, ignore_eos=True)
+    after = long_llm.stats()
+    assert after.evicted_blocks - before.evicted_blocks > before.num_blocks
+    long_llm.generate([[*hot, 50]], params, ignore_eos=True)
+    assert long_llm.stats().prompt_tokens_cached - after.prompt_tokens_cached == 512
+
+
 def test_offline_chat_renders_the_template(llm: LLM) -> None:
     completion = llm.chat([{"role": "user", "content": "Tell me about a cat."}], SamplingParams(max_tokens=8))
     text = llm.tokenizer.decode(completion.prompt_token_ids)

@@ -16,8 +16,8 @@ from headstart.config import SchedulerConfig
 from headstart.core.budget import work_of
 from headstart.core.cost import CostModel, StepWork, context_of
 from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, RequestTooLong
-from headstart.core.eviction import AgedFrequency
 from headstart.core.events import Event, RequestAdded, RequestFinished, RequestPreempted, StepRetired
+from headstart.core.eviction import AgedFrequency
 from headstart.core.kv_cache_manager import KVCacheManager
 from headstart.core.request import EngineRequest, FinishReason, Request, RequestStatus
 from headstart.core.scheduler import Schedule, Scheduler

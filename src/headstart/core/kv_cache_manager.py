@@ -48,10 +48,14 @@ class KVCacheManager:
         waiting = Counter(block_id for _, released in self._steps for block_id in released)
         return sum(self.pool.references(block_id) == count for block_id, count in waiting.items())
 
+    def matches(self, request: Request) -> bool:
+        """It may use cached blocks at all: prompt log-probabilities need every row computed."""
+        return self._prefix_cache and request.spec.params.prompt_logprobs is None
+
     def match(self, request: Request) -> list[int]:
         """Cached blocks of the longest prefix of what the request must compute; its last token is never part of it."""
-        if not self._prefix_cache or request.spec.params.prompt_logprobs is not None:
-            return []  # prompt log-probabilities need every row computed
+        if not self.matches(request):
+            return []
         return self.radix.match(request.token_ids, request.spec.cache_salt, (request.num_tokens - 1) // self.block_size)
 
     def allocate_prompt(self, request: Request, matched: Sequence[int], *, spare: int) -> bool:

@@ -15,6 +15,7 @@ from operator import itemgetter
 from headstart.config import SchedulerConfig
 from headstart.core.budget import StepBudget
 from headstart.core.kv_cache_manager import KVCacheManager
+from headstart.core.pending_prefixes import PendingPrefixes
 from headstart.core.policy import FirstComeFirstServed, make_policy
 from headstart.core.request import Request, RequestStatus
 from headstart.core.step import NewRequestData, ScheduledChunk
@@ -22,7 +23,10 @@ from headstart.core.waiting_queue import WaitingQueue
 
 # Waiting requests whose cached length is looked up again each step: it changes when others finish or are evicted.
 _REFRESHED_PER_STEP = 1
-
+# Tokens in common with a prompt that is being computed from which on it pays to wait for them: to compute fewer beside
+# it costs less than the step that the waiter's first token would come later.
+_MIN_SHARED_TOKENS = 64
+_SET_ASIDE_PER_STEP = 16  # each is compared with the prompts that are being computed, token by token
 
 # Tuple's own constructor, three times as fast as the named tuple's: chunks are made for every request in every step.
 _make_chunk: Callable[[type[ScheduledChunk], tuple[object, ...]], ScheduledChunk] = tuple.__new__
@@ -66,6 +70,7 @@ class Scheduler:
         self._policy = make_policy(config)
         self._arrival_order = FirstComeFirstServed(config)
         self._waiting = WaitingQueue()
+        self._pending = PendingPrefixes(block_size=kv.block_size, min_tokens=_MIN_SHARED_TOKENS)
         # Running requests, by whether the chunk that ends their prefill was granted.
         self._prefilling: dict[str, Request] = {}
         self._decoding: dict[str, Request] = {}
@@ -151,6 +156,7 @@ class Scheduler:
         """A running request stops running and lets go of its blocks."""
         running = self._decoding if request.request_id in self._decoding else self._prefilling
         del running[request.request_id]
+        self._pending.ended(request)
         self._kv.release(request)
 
     def _preempt(self, request: Request) -> None:
@@ -162,8 +168,10 @@ class Scheduler:
         self._waiting.push(request, self._arrival_order.key(request.spec, 0))
 
     def _schedule_prefills(self, step: Schedule, budget: StepBudget, *, admit: bool) -> None:
+        for request in self._pending.take_ready():
+            self._waiting.bring_back(request)
         self._refresh_keys()
-        for request in self._prefills_in_order(admit):
+        for request in self._prefills_in_order(step.step_id, admit):
             count = budget.chunk(request.num_computed_tokens, request.num_remaining_tokens, self._kv.block_size)
             if count == 0:
                 return
@@ -174,27 +182,56 @@ class Scheduler:
             if samples:
                 self._decoding[request.request_id] = self._prefilling.pop(request.request_id)
 
-    def _prefills_in_order(self, admit: bool) -> Iterator[Request]:
-        """Half-done prefills and, admitted as they come up, waiting requests: those that hold their blocks already."""
+    def _prefills_in_order(self, step_id: int, admit: bool) -> Iterator[Request]:
+        """Half-done prefills and, admitted as they come up, waiting requests: those that hold their blocks already.
+
+        Who computes what a waiting request waits for goes at that one's place, if it is the earlier one.
+        """
         half_done: list[tuple[float, str, Request | None]] = [
-            (self._policy.key(request.spec, request.num_remaining_tokens), request.request_id, request)
+            (self._prefill_key(request), request.request_id, request)
             for request in self._prefilling.values()
             if request.num_remaining_tokens > 0  # else what is in flight ends it
         ]
         half_done.sort(key=itemgetter(0, 1))
+        num_set_aside = 0
         for key, _, request in (*half_done, (math.inf, "", None)):
             while admit and (first := self._waiting.peek()) is not None and first.key < key:
-                admit = self._try_admit(first)
+                owner = None
+                admit = self._may_admit(first)
+                if admit:
+                    matched = self._kv.match(first)
+                    owner = self._owner_of_prefix(first, matched)
+                    admit = owner is not None or self._try_admit(first, matched)
                 if first.status is RequestStatus.RUNNING:
                     yield first
-            if request is not None:
+                if owner is not None:
+                    num_set_aside += 1
+                    admit = num_set_aside < _SET_ASIDE_PER_STEP
+                    if owner.last_step < step_id and owner.request_id in self._prefilling:
+                        yield owner
+            if request is not None and request.last_step < step_id:
                 yield request
 
-    def _try_admit(self, request: Request) -> bool:
+    def _prefill_key(self, request: Request) -> float:
+        key = self._policy.key(request.spec, request.num_remaining_tokens)
+        lent = self._pending.lent_key(request)
+        return key if lent is None else min(key, lent)
+
+    def _owner_of_prefix(self, request: Request, matched: list[int]) -> Request | None:
+        """Who computes what this waiting request needs next; if somebody does, it is set aside until then."""
+        if not self._kv.matches(request):
+            return None
+        owner = self._pending.wait_for_owner(request, matched)
+        if owner is not None:
+            self._waiting.set_aside(request)
+        return owner
+
+    def _may_admit(self, request: Request) -> bool:
+        """There is a place, and no step in flight names the request (it was preempted)."""
+        return self.num_running < self._config.max_num_seqs and request.last_step < self._first_in_flight
+
+    def _try_admit(self, request: Request, matched: list[int]) -> bool:
         """Start the first waiting request, or put it back where it belongs now. False: nobody can be admitted now."""
-        if self.num_running >= self._config.max_num_seqs or request.last_step >= self._first_in_flight:
-            return False
-        matched = self._kv.match(request)
         if request.status is RequestStatus.WAITING:
             key = self._policy.key(request.spec, request.num_tokens - len(matched) * self._kv.block_size)
             if key > request.key:  # part of what it would have hit was evicted
@@ -208,6 +245,7 @@ class Scheduler:
             request.num_cached_tokens = request.num_computed_tokens
         request.status = RequestStatus.RUNNING
         self._prefilling[request.request_id] = request
+        self._pending.started(request)
         return True
 
     def _refresh_keys(self) -> None:
@@ -226,6 +264,10 @@ class Scheduler:
         return NewRequestData(spec.request_id, spec.prompt_token_ids, spec.params)
 
     def check_invariants(self) -> None:
+        aside = self._pending.waiting()
+        assert len({request.request_id for request in aside}) == len(aside)
+        assert all(request.ticket == 0 for request in aside)
+        assert aside or self._waiting.peek() is not None or not len(self._waiting), "a waiting request was lost"
         assert not self._prefilling.keys() & self._decoding.keys()
         for request in self._decoding.values():
             assert request.num_remaining_tokens <= 1

@@ -27,14 +27,22 @@ class WaitingQueue:
         self._enter(request, key)
 
     def rekey(self, request: Request, key: float) -> None:
-        """A member's place in the order changed."""
-        if key != request.key:
+        """A member's place in the order changed; one that is set aside keeps the place it had."""
+        if request.ticket and key != request.key:
             self._enter(request, key)
 
     def remove(self, request: Request) -> None:
         """Take a member out, wherever it stands."""
         del self._members[request.request_id]
         request.ticket = 0
+
+    def set_aside(self, request: Request) -> None:
+        """A member cannot go now, whatever its place: `peek` passes over it until `bring_back`."""
+        request.ticket = 0
+
+    def bring_back(self, request: Request) -> None:
+        """A member that was set aside stands where it stood."""
+        self._enter(request, request.key)
 
     def peek(self) -> Request | None:
         """The member that goes first."""
