@@ -101,7 +101,7 @@ class AgedFrequency:
         return self._num_idle
 
     def inserted(self, node: RadixNode) -> None:
-        node.num_uses = 1 + self._ghosts.pop(node.digest, 0)
+        node.num_uses = self._ghosts.pop(node.digest, 0) + 1
 
     def reused(self, node: RadixNode) -> None:
         node.num_uses += 1
@@ -114,7 +114,11 @@ class AgedFrequency:
 
     def idle(self, node: RadixNode) -> None:
         # At least its last level: so it stays above children that went idle then and were not used since.
-        level = node.level = max(node.level, self._age + self._worth(node))
+        level = self._age + (1 if node.num_uses == 1 else self._worth(node))
+        if level < node.level:
+            level = node.level
+        else:
+            node.level = level
         parent = node.parent
         if parent is not None and parent.level < level:
             parent.level = level
@@ -133,7 +137,6 @@ class AgedFrequency:
         if not level:
             del self._levels[self._age]
         self._ghosts[node.digest] = node.num_uses
-        self._ghosts.move_to_end(node.digest)
         if len(self._ghosts) > self._max_ghosts:
             self._ghosts.popitem(last=False)
         return node

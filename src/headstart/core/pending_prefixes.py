@@ -99,7 +99,7 @@ class PendingPrefixes:
         return [request for _, _, _, request in entries if request.status is not RequestStatus.FINISHED]
 
     def _common_blocks(self, request: Request, matched: Sequence[int], owner: Request) -> int:
-        """Leading blocks that `owner` will index and `request` can use; 0 unless the next one it needs is next there."""
+        """Leading blocks that `owner` will index and `request` can use; 0 unless what it needs next is next there."""
         size, start, indexed = self._size, len(matched), owner.num_indexed_blocks
         if owner.spec.cache_salt != request.spec.cache_salt or indexed > start:
             return 0

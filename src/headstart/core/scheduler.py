@@ -196,19 +196,20 @@ class Scheduler:
         num_set_aside = 0
         for key, _, request in (*half_done, (math.inf, "", None)):
             while admit and (first := self._waiting.peek()) is not None and first.key < key:
-                owner = None
-                admit = self._may_admit(first)
-                if admit:
-                    matched = self._kv.match(first)
-                    owner = self._owner_of_prefix(first, matched)
-                    admit = owner is not None or self._try_admit(first, matched)
-                if first.status is RequestStatus.RUNNING:
-                    yield first
-                if owner is not None:
-                    num_set_aside += 1
-                    admit = num_set_aside < _SET_ASIDE_PER_STEP
-                    if owner.last_step < step_id and owner.request_id in self._prefilling:
-                        yield owner
+                if not self._may_admit(first):
+                    admit = False
+                    break
+                matched = self._kv.match(first)
+                owner = self._owner_of_prefix(first, matched)
+                if owner is None:
+                    admit = self._try_admit(first, matched)
+                    if first.status is RequestStatus.RUNNING:
+                        yield first
+                    continue
+                num_set_aside += 1
+                admit = num_set_aside < _SET_ASIDE_PER_STEP
+                if owner.last_step < step_id and owner.request_id in self._prefilling:
+                    yield owner
             if request is not None and request.last_step < step_id:
                 yield request
 
