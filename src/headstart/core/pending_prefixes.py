@@ -4,7 +4,7 @@ Owns who computes and who waits for whom; knows nothing of budgets or order. A w
 that computes, as its very next or in a step in flight, the block after all that the waiter finds in the cache. The
 wait ends when the last block that both have in common is indexed, or when the owner stops running, whatever the reason:
 so nobody waits for what will not come. The scheduler runs the owner at its waiter's place if that is the earlier one:
-so nobody waits longer than it would take to compute the prefix itself.
+so the prefix is there about when the waiter would have computed it itself.
 """
 
 from __future__ import annotations
