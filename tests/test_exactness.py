@@ -154,14 +154,17 @@ def test_greedy_tokens_do_not_depend_on_how_a_request_was_served(
     config = SchedulerConfig(
         policy=policy,  # type: ignore[arg-type]
         max_num_batched_tokens=max_num_seqs + chunk,
-        mixed_step_tokens=mixed,
+        max_chunk_ms=chunk,
+        slo_tpot_ms=mixed,
         attention_horizon=horizon,
         max_num_seqs=max_num_seqs,
         pipeline_depth=depth,
     )
     core = EngineCore(
         config,
-        LinearCosts(),
+        LinearCosts(
+            prefill_token=1e-3, prefill_context=1e-3 / horizon
+        ),  # a millisecond a token, and more behind others
         num_blocks=pool_tokens // block_size,
         block_size=block_size,
         max_model_len=pool_tokens,

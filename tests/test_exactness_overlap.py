@@ -88,7 +88,9 @@ class Rig:
         key = (request.prompt_token_ids, request.params)
         if key not in self.known:
             core = make_core(
-                SchedulerConfig(max_num_batched_tokens=CONTEXT, pipeline_depth=1), NUM_BLOCKS, prefix_cache=False
+                SchedulerConfig(max_num_batched_tokens=CONTEXT, max_chunk_ms=2 * CONTEXT, pipeline_depth=1),
+                NUM_BLOCKS,
+                prefix_cache=False,
             )
             self.known[key] = self.serve(core, [request])[0][request.request_id]
         return self.known[key]
@@ -97,7 +99,7 @@ class Rig:
 def make_core(config: SchedulerConfig, num_blocks: int, *, prefix_cache: bool = True) -> EngineCore:
     return EngineCore(
         config,
-        LinearCosts(),
+        LinearCosts(prefill_token=1e-3),  # a millisecond a token
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         max_model_len=min(CONTEXT, num_blocks * BLOCK_SIZE),
@@ -185,7 +187,8 @@ def test_answers_do_not_depend_on_steps_in_flight(
     config = SchedulerConfig(
         policy=policy,  # type: ignore[arg-type]
         max_num_batched_tokens=max_num_seqs + chunk,
-        mixed_step_tokens=mixed,
+        max_chunk_ms=chunk,
+        slo_tpot_ms=mixed,
         max_num_seqs=max_num_seqs,
         max_num_waiting=max_num_waiting,
         pipeline_depth=depth,
@@ -203,7 +206,7 @@ def test_steps_overlap_and_preempted_requests_lose_nothing(rig: Rig, depth: int)
     ]
     expected = {request.request_id: rig.alone(request) for request in batch}
     before = rig.executor.num_overlapped
-    config = SchedulerConfig(max_num_batched_tokens=40, mixed_step_tokens=16, max_num_seqs=6, pipeline_depth=depth)
+    config = SchedulerConfig(max_num_batched_tokens=40, slo_tpot_ms=16, max_num_seqs=6, pipeline_depth=depth)
     found, stats = rig.serve(make_core(config, 30), batch)
     assert found == expected
     assert stats.preemptions > 0
@@ -212,7 +215,7 @@ def test_steps_overlap_and_preempted_requests_lose_nothing(rig: Rig, depth: int)
 
 def test_a_run_that_is_closed_midway_leaves_a_clean_engine(rig: Rig) -> None:
     """Steps are in flight when their requests are aborted; who comes next is answered as if nobody had been there."""
-    config = SchedulerConfig(max_num_batched_tokens=24, mixed_step_tokens=12, max_num_seqs=4, pipeline_depth=2)
+    config = SchedulerConfig(max_num_batched_tokens=24, slo_tpot_ms=12, max_num_seqs=4, pipeline_depth=2)
     core = make_core(config, NUM_BLOCKS)
     rig.worker.reset()
     engine = InProcessEngine(core, rig.executor)

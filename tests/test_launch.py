@@ -30,7 +30,7 @@ def config_of(folder: Path, **model: object) -> Config:
     return Config(
         ModelConfig(model=str(folder), threads=1, quantization="none", **model),  # type: ignore[arg-type]
         CacheConfig(kv_cache_memory=1 << 20),
-        SchedulerConfig(max_num_batched_tokens=32, mixed_step_tokens=8, max_num_seqs=2),
+        SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=2),
     )
 
 

@@ -141,7 +141,8 @@ def test_a_mistake_in_the_environment_is_named(variable: str, text: str, expecte
     ("flags", "expected"),
     [
         ({"policy": "fcfs", "aging_ms": 5.0}, r"aging_ms has no effect with policy fcfs"),
-        ({"policy": "fcfs", "srpf_ms_per_token": 5.0}, r"srpf_ms_per_token has no effect with policy fcfs"),
+        ({"policy": "fcfs", "aging_factor": 5.0}, r"aging_factor has no effect with policy fcfs"),
+        ({"policy": "fcfs", "srpf_weight": 5.0}, r"srpf_weight has no effect with policy fcfs"),
         ({"device": "cuda", "threads": 2}, r"threads has no effect with device cuda"),
     ],
 )

@@ -12,7 +12,8 @@ Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
-PolicyName = Literal["fcfs", "srpf"]
+PolicyName = Literal["fcfs", "srpf", "edf"]
+OnSloMiss = Literal["queue", "reject"]
 GenerationConfig = Literal["model", "none"]
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -49,21 +50,26 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """What a step may hold and who goes first.
+    """What a step may take, who goes first, and what is promised.
 
-    Budgets count *token equivalents*: a token computed at context length c costs `1 + c / attention_horizon`, so that a
-    step of equal budget takes about equal time whatever the context.
+    Chunks of prefill are sized by the predicted time of the step that they are in.
     """
 
     policy: PolicyName = "srpf"
-    max_num_batched_tokens: int = 512  # token equivalents of prefill in a step without decodes; tokens in any step
-    mixed_step_tokens: int = 128  # token equivalents of prefill in a step that also decodes
+    slo_tpot_ms: float = 100.0  # what a step that also decodes may take: the gap that running streams see
+    max_chunk_ms: float = 200.0  # what a step without decodes may take: the most that a newcomer waits for it
+    max_num_batched_tokens: int = 2048  # in any step, however fast it is
     # Tokens of context whose attention costs as much as one token's other work; None is settled at start: the model's.
     attention_horizon: float | None = None
     max_num_seqs: int = 64  # requests that hold blocks at once
     max_num_waiting: int = 4096  # queued requests; more are refused with 429
-    aging_ms: float = 20_000.0  # srpf: nobody who arrives later than this after a request goes before it
-    srpf_ms_per_token: float = 10.0  # srpf: head start that one uncached token less is worth
+    srpf_weight: float = 10.0  # srpf: seconds of head start that a second less of predicted prefill is worth
+    # srpf: nobody goes before a request who arrives later after it than aging_ms or, if that is more, aging_factor
+    # times its own predicted prefill.
+    aging_ms: float = 20_000.0
+    aging_factor: float = 4.0
+    slo_ttft_ms: float | None = None  # when the first token is due, for requests that do not say
+    on_slo_miss: OnSloMiss = "queue"  # reject: 429 at once for a request whose SLO is predicted to be missed
     priority_step_ms: float = 60_000.0  # waiting time that one level of priority is worth
     # Steps in flight: 2 overlaps scheduling with compute. None is settled at start: 1 on cpu, 2 on cuda.
     pipeline_depth: int | None = None
@@ -100,12 +106,15 @@ _RANGES: dict[str, tuple[float, float]] = {
     "block_size": (1, 1024),
     "kv_cache_memory": (1 << 16, 1 << 50),
     "max_num_batched_tokens": (1, 1_000_000),
-    "mixed_step_tokens": (1, 1_000_000),
+    "slo_tpot_ms": (1, 3_600_000),
+    "max_chunk_ms": (1, 3_600_000),
     "attention_horizon": (1, float("inf")),
     "max_num_seqs": (1, 65_536),
     "max_num_waiting": (1, 10_000_000),
     "aging_ms": (0, 86_400_000),
-    "srpf_ms_per_token": (0, 1_000_000),
+    "srpf_weight": (0, 1_000_000),
+    "aging_factor": (0, 1_000_000),
+    "slo_ttft_ms": (1, 86_400_000),
     "priority_step_ms": (0, 86_400_000),
     "pipeline_depth": (1, 8),
     "step_timeout_s": (1, 86_400),
@@ -122,6 +131,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "quantization": get_args(Quantization),
     "kv_cache_dtype": get_args(KVCacheDType),
     "policy": get_args(PolicyName),
+    "on_slo_miss": get_args(OnSloMiss),
     "generation_config": get_args(GenerationConfig),
     "log_level": ("debug", "info", "warning", "error"),
 }
@@ -138,11 +148,8 @@ def validate(config: Config) -> Config:
                     raise ConfigError(f"{item.name} is {value}; it must be from {low:g} to {high:g}")
             if item.name in _CHOICES and value not in _CHOICES[item.name]:
                 raise ConfigError(f"{item.name} is {value!r}; it must be one of {', '.join(_CHOICES[item.name])}")
-    if config.scheduler.mixed_step_tokens > config.scheduler.max_num_batched_tokens:
-        raise ConfigError(
-            f"mixed_step_tokens is {config.scheduler.mixed_step_tokens}; it must not exceed "
-            f"max_num_batched_tokens ({config.scheduler.max_num_batched_tokens})"
-        )
+    if config.scheduler.policy == "edf" and config.scheduler.slo_ttft_ms is None:
+        raise ConfigError("policy edf needs slo_ttft_ms: the deadline of requests that name none")
     if config.scheduler.max_num_seqs >= config.scheduler.max_num_batched_tokens:
         raise ConfigError(
             f"max_num_batched_tokens is {config.scheduler.max_num_batched_tokens}; it must exceed max_num_seqs "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import sys
 
 from headstart.perf.openmp import spin_briefly
@@ -14,16 +15,18 @@ from headstart.perf.openmp import spin_briefly
 spin_briefly(os.environ)  # torch is imported below
 
 from headstart.config import Config  # noqa: E402
-from headstart.core.cost import LinearCosts  # noqa: E402
 from headstart.core.engine_core import EngineCore  # noqa: E402
 from headstart.engine.child import BuiltEngine, run_child  # noqa: E402
 from headstart.engine.ipc import EngineInfo  # noqa: E402
 from headstart.executor.base import ExecutorInfo, StartupError  # noqa: E402
 from headstart.executor.local import LocalExecutor  # noqa: E402
 from headstart.hub import ModelError, ModelFiles, Progress  # noqa: E402
+from headstart.hub.cache import cache_folder  # noqa: E402
 from headstart.launch import decode_setup, settle_config  # noqa: E402
+from headstart.perf.cost_store import CostKey, CostStore, KeptCostModel  # noqa: E402
 from headstart.perf.model_spec import ModelSpec  # noqa: E402
 from headstart.perf.priority import give_way  # noqa: E402
+from headstart.perf.roofline import cpu_device, cuda_device, roofline  # noqa: E402
 from headstart.worker.worker import Worker  # noqa: E402
 
 
@@ -40,9 +43,10 @@ def build_engine(config: Config, files: ModelFiles, spec: ModelSpec, progress: P
     except BaseException:
         executor.shutdown()
         raise
+    costs = make_costs(config, files, spec, started)
     core = EngineCore(
         config.scheduler,
-        LinearCosts(),
+        costs,
         num_blocks=started.num_blocks,
         block_size=started.block_size,
         max_model_len=max_model_len,
@@ -56,7 +60,22 @@ def build_engine(config: Config, files: ModelFiles, spec: ModelSpec, progress: P
         prefix_cache=config.cache.prefix_cache,
         summary=started.summary,
     )
-    return BuiltEngine(core, executor, info, config.scheduler.step_timeout_s)
+    return BuiltEngine(core, executor, info, config.scheduler.step_timeout_s, on_end=costs.save)
+
+
+def make_costs(config: Config, files: ModelFiles, spec: ModelSpec, started: ExecutorInfo) -> KeptCostModel:
+    """What was learned of this model on this machine, or else what their shapes and rates say."""
+    on_cpu = config.model.device == "cpu"
+    device = cpu_device(started.threads) if on_cpu else cuda_device(config.model.device)
+    prior = roofline(spec, device, weight_bytes=started.num_weight_bytes, kv_bytes_per_token=started.kv_bytes_per_token)
+    key = CostKey(
+        model=f"{files.name} {started.num_weight_bytes}",
+        device=f"{device.name} {platform.machine()}",
+        formats=started.formats,
+        block_size=started.block_size,
+        threads=started.threads,
+    )
+    return KeptCostModel(prior, CostStore(cache_folder() / "costs"), key)
 
 
 def settle_max_model_len(wanted: int | None, started: ExecutorInfo) -> int:

@@ -38,14 +38,18 @@ HELP = {
     "kv_cache_dtype": "Type of the KV pool; auto: the model's, or float16 instead of float32 beside quantized weights.",
     "kv_cache_memory": "Memory of the KV pool, such as 2GiB. [default: half of what is free after loading]",
     "prefix_cache": "Reuse the KV blocks of shared prefixes.",
-    "policy": "Who goes first: srpf (shortest remaining uncached prefill, with ageing) or fcfs (arrival).",
-    "max_num_batched_tokens": "Budget of a step without decodes, in token equivalents.",
-    "mixed_step_tokens": "Budget of a step that also decodes: lower means smaller gaps in running streams.",
+    "policy": "Who goes first: srpf (shortest uncached prefill, with ageing), fcfs (arrival) or edf (deadline).",
+    "max_num_batched_tokens": "Tokens in a step, at most.",
+    "slo_tpot_ms": "What a step that also decodes may take: lower means smaller gaps in running streams.",
+    "max_chunk_ms": "What a step without decodes may take: lower means that newcomers wait less.",
     "attention_horizon": "Context whose attention costs as much as a token's other work. [default: the model's]",
     "max_num_seqs": "Requests that hold KV blocks at once.",
     "max_num_waiting": "Queued requests; more are refused with status 429.",
     "aging_ms": "srpf: nobody who arrives this much later goes first.",
-    "srpf_ms_per_token": "srpf: head start that one uncached token less is worth.",
+    "srpf_weight": "srpf: seconds of head start that a second less of predicted prefill is worth.",
+    "aging_factor": "srpf: or, if that is more, than so many times a request's own predicted prefill.",
+    "slo_ttft_ms": "When the first token is due, for requests that do not say.",
+    "on_slo_miss": "queue, or reject with status 429 a request whose SLO is predicted to be missed.",
     "priority_step_ms": "Waiting time that one level of priority is worth.",
     "pipeline_depth": "Steps in flight: 2 overlaps scheduling with compute. [default: 1 on cpu, 2 on cuda]",
     "step_timeout_s": "Seconds after which a step counts as stuck, and the engine as lost.",
@@ -75,7 +79,8 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 # Fields that only work with a certain value of another field: (field, the other field, its value)
 _NEEDS = (
     ("aging_ms", "policy", "srpf"),
-    ("srpf_ms_per_token", "policy", "srpf"),
+    ("aging_factor", "policy", "srpf"),
+    ("srpf_weight", "policy", "srpf"),
     ("threads", "device", "cpu"),
 )
 

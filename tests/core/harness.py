@@ -44,19 +44,35 @@ def make_spec(
     salt: str = "",
     stop: tuple[int, ...] = (),
     prompt_logprobs: int | None = None,
+    tenant: str = "",
+    slo_ttft: float | None = None,
 ) -> EngineRequest:
     params = SamplingParams(max_tokens=max_tokens, temperature=0, stop_token_ids=stop, prompt_logprobs=prompt_logprobs)
-    return EngineRequest(request_id, tuple(prompt), params, arrival, priority, salt)
+    return EngineRequest(request_id, tuple(prompt), params, arrival, priority, salt, tenant=tenant, slo_ttft=slo_ttft)
 
 
 def make_core(
     *, num_blocks: int = 64, block_size: int = 4, prefix_cache: bool = True, **scheduler: object
 ) -> EngineCore:
+    """A core for which a step takes a second, and a millisecond for each token of prefill (and of context, times
+    `context_ms`): `chunk` and `mixed` are then the tokens of prefill in a step without and with decodes.
+    """
     max_model_len = scheduler.pop("max_model_len", num_blocks * block_size)
-    settings: dict[str, object] = {"max_num_batched_tokens": 256, "mixed_step_tokens": 64, **scheduler}
+    chunk, mixed = scheduler.pop("chunk", 256), scheduler.pop("mixed", 64)
+    context_ms = scheduler.pop("context_ms", 0.0)
+    assert isinstance(chunk, int)
+    assert isinstance(mixed, int)
+    assert isinstance(context_ms, float)
+    costs = LinearCosts(step=1.0, prefill_token=1e-3, prefill_context=context_ms / 1000)
+    settings: dict[str, object] = {
+        "max_num_batched_tokens": max(chunk, mixed, 65),
+        "max_chunk_ms": 1000.5 + chunk,
+        "slo_tpot_ms": 1000.5 + mixed,
+        **scheduler,
+    }
     return EngineCore(
         SchedulerConfig(**settings),
-        LinearCosts(),  # type: ignore[arg-type]
+        costs,  # type: ignore[arg-type]
         num_blocks=num_blocks,
         block_size=block_size,
         max_model_len=max_model_len,  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from tests.core.harness import Driver, make_core, make_spec, prompt
 
 
 def test_max_tokens_of_zero_computes_the_prompt_and_samples_nothing() -> None:
-    driver = Driver.of(make_core(max_num_batched_tokens=8, mixed_step_tokens=8, max_num_seqs=4))
+    driver = Driver.of(make_core(chunk=8, mixed=8, max_num_seqs=4))
     driver.add(make_spec("a", prompt(20), max_tokens=0))
     driver.drain()
     assert driver.finished["a"].finish_reason is FinishReason.LENGTH
@@ -21,7 +21,7 @@ def test_max_tokens_of_zero_computes_the_prompt_and_samples_nothing() -> None:
 
 
 def test_prompt_logprobs_are_computed_in_full_and_reported_once() -> None:
-    core = make_core(num_blocks=6, max_num_batched_tokens=9, mixed_step_tokens=8, max_num_seqs=4)
+    core = make_core(num_blocks=6, chunk=9, mixed=8, max_num_seqs=4)
     driver = Driver.of(core)
     driver.add(make_spec("early", prompt(8), max_tokens=14, arrival=0))
     driver.step()
@@ -87,7 +87,7 @@ class TestRefusals:
 
 class TestAborts:
     def test_in_every_state(self) -> None:
-        core = make_core(max_num_seqs=2, max_num_batched_tokens=8, mixed_step_tokens=4)
+        core = make_core(max_num_seqs=2, chunk=8, mixed=4)
         driver = Driver.of(core)
         for index, name in enumerate(["decoding", "half-done", "waiting"]):
             driver.add(make_spec(name, prompt(4 if not index else 40, index), arrival=index, max_tokens=50))
@@ -126,7 +126,7 @@ def test_an_error_of_one_request_harms_no_other() -> None:
 
 
 def test_events_tell_each_step_with_shares_of_those_without_a_token() -> None:
-    core = make_core(max_num_batched_tokens=40, mixed_step_tokens=20, max_num_seqs=8)
+    core = make_core(chunk=40, mixed=20, max_num_seqs=8)
     driver = Driver.of(core)
     driver.add(make_spec("a", prompt(10)))
     driver.add(make_spec("b", prompt(30, 1), arrival=1))
@@ -149,7 +149,7 @@ def test_stats_count_tokens_by_kind() -> None:
 
 
 def test_a_prefill_beside_decodes_has_its_share_of_all_the_work() -> None:
-    core = make_core(max_num_batched_tokens=40, mixed_step_tokens=20, max_num_seqs=8, attention_horizon=10)
+    core = make_core(chunk=40, mixed=20, max_num_seqs=8, attention_horizon=10)
     driver = Driver.of(core)
     driver.add(make_spec("a", prompt(8)))
     driver.step()

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headstart.config import SchedulerConfig
 from headstart.core.cost import LinearCosts
 from headstart.core.engine_core import EngineCore
-from headstart.core.errors import QueueFull, RequestTooLong
+from headstart.core.errors import QueueFull, RequestTooLong, SloMiss
 from headstart.core.request import EngineRequest, FinishReason
 from headstart.core.step import ModelOutput, RequestOutput
 from tests.core.harness import FakeWorker, expected_tokens, make_spec
@@ -24,13 +24,14 @@ class CoreMachine(RuleBasedStateMachine):
         num_blocks=st.integers(3, 12),
         block_size=st.integers(1, 4),
         depth=st.integers(1, 3),
-        policy=st.sampled_from(["fcfs", "srpf"]),
+        policy=st.sampled_from(["fcfs", "srpf", "edf"]),
         budget=st.integers(5, 24),
         mixed=st.integers(1, 5),
         max_num_seqs=st.integers(1, 4),
         horizon=st.sampled_from([float("inf"), 4.0]),
         prefix_cache=st.booleans(),
         max_num_waiting=st.integers(1, 6),
+        rejects=st.booleans(),
         min_shared=st.sampled_from([1, 4, 64]),
     )
     def start(
@@ -45,25 +46,30 @@ class CoreMachine(RuleBasedStateMachine):
         horizon: float,
         prefix_cache: bool,
         max_num_waiting: int,
+        rejects: bool,
         min_shared: int,
     ) -> None:
         config = SchedulerConfig(
             policy=policy,  # type: ignore[arg-type]
             max_num_batched_tokens=budget,
-            mixed_step_tokens=mixed,
+            max_chunk_ms=1000.0 * budget,
+            slo_tpot_ms=1000.0 * mixed,
+            slo_ttft_ms=4000,
+            on_slo_miss="reject" if rejects else "queue",
             attention_horizon=horizon,
             max_num_seqs=max_num_seqs,
             max_num_waiting=max_num_waiting,
             aging_ms=5000,
-            srpf_ms_per_token=500,
+            srpf_weight=0.5,
             pipeline_depth=depth,
         )
         self.max_model_len = num_blocks * block_size
         self.budget = budget
+        self.rejects = rejects
         self.depth = depth
         self.core = EngineCore(
             config,
-            LinearCosts(),
+            LinearCosts(step=0.25, prefill_token=0.75, prefill_context=0.125, decode=0.25),
             num_blocks=num_blocks,
             block_size=block_size,
             max_model_len=self.max_model_len,
@@ -84,9 +90,20 @@ class CoreMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "a"]),
         stops=st.booleans(),
+        tenant=st.sampled_from(["", "b"]),
+        slo=st.sampled_from([None, 0.5, 30.0]),
     )
-    def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str, stops: bool) -> None:
-        self._add(prompt, max_tokens, priority, salt, stops)
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        priority: int,
+        salt: str,
+        stops: bool,
+        tenant: str,
+        slo: float | None,
+    ) -> None:
+        self._add(prompt, max_tokens, priority, salt, stops, tenant, slo)
 
     @precondition(lambda self: self.specs)
     @rule(data=st.data(), more=st.lists(st.integers(0, VOCAB - 1), max_size=4))
@@ -104,7 +121,16 @@ class CoreMachine(RuleBasedStateMachine):
         earlier = self.specs[data.draw(st.sampled_from(sorted(self.specs)))]
         self._add([*earlier.prompt_token_ids, *more], 3, priority, earlier.cache_salt, False)
 
-    def _add(self, prompt: list[int], max_tokens: int, priority: int, salt: str, stops: bool) -> None:
+    def _add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        priority: int,
+        salt: str,
+        stops: bool,
+        tenant: str = "",
+        slo: float | None = None,
+    ) -> None:
         name = f"r{len(self.specs)}"
         spec = make_spec(
             name,
@@ -114,15 +140,24 @@ class CoreMachine(RuleBasedStateMachine):
             priority=priority,
             salt=salt,
             stop=(1,) if stops else (),
+            tenant=tenant,
+            slo_ttft=slo,
         )
+        stats = self.core.stats()
         too_long = len(prompt) > self.max_model_len - min(max_tokens, 1)
-        full = self.core.stats().num_waiting >= self.core._config.max_num_waiting
+        full = stats.num_waiting >= self.core._config.max_num_waiting
+        if not too_long:
+            assert 0 <= self.core.estimate(spec, self.now).seconds < 1e9
+            assert self.core.stats() == stats, "an estimate changes nothing"
         try:
             self.core.add_request(spec, self.now)
         except RequestTooLong:
             assert too_long
         except QueueFull:
             assert full
+        except SloMiss:
+            assert slo is not None
+            assert self.rejects
         else:
             assert not too_long
             assert not full

@@ -104,7 +104,7 @@ def test_a_deep_block_is_worth_more_for_it_costs_more(horizon: float, survivor: 
 
 
 def test_a_hot_prefix_survives_a_burst_through_the_core() -> None:
-    core = make_core(num_blocks=64, block_size=16, max_num_batched_tokens=512, max_num_seqs=2)
+    core = make_core(num_blocks=64, block_size=16, chunk=512, max_num_seqs=2)
     driver = Driver.of(core, block_size=16)
     hot = prompt(512)
     for index in range(4):

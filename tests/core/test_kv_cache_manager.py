@@ -49,7 +49,7 @@ def test_without_prefix_cache_nothing_is_reused() -> None:
 
 
 def test_two_computing_the_same_prefix_share_it_afterwards() -> None:
-    core = make_core(max_num_batched_tokens=64, max_num_seqs=4)
+    core = make_core(chunk=64, max_num_seqs=4)
     driver = Driver.of(core)
     for name in "ab":
         driver.add(make_spec(name, prompt(16), max_tokens=8))
@@ -63,7 +63,7 @@ def test_two_computing_the_same_prefix_share_it_afterwards() -> None:
 
 
 def test_preemption_takes_the_last_comer_and_loses_no_token() -> None:
-    core = make_core(num_blocks=8, max_num_seqs=4, max_num_batched_tokens=64)
+    core = make_core(num_blocks=8, max_num_seqs=4, chunk=64)
     driver = Driver.of(core)
     specs = [make_spec(f"r{index}", prompt(8, index), max_tokens=16, arrival=index) for index in range(3)]
     for spec in specs:
@@ -82,7 +82,7 @@ def test_preemption_takes_the_last_comer_and_loses_no_token() -> None:
 
 
 def test_a_newcomer_leaves_a_block_for_each_running_request() -> None:
-    core = make_core(num_blocks=8, max_num_seqs=4, max_num_batched_tokens=64)
+    core = make_core(num_blocks=8, max_num_seqs=4, chunk=64)
     driver = Driver.of(core)
     driver.add(make_spec("a", prompt(16), max_tokens=12))
     driver.step()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.core.block_pool import BlockPool
-from headstart.core.budget import StepBudget, work_of
+from headstart.core.budget import StepBudget
+from headstart.core.cost import LinearCosts, StepWork
 from headstart.core.eviction import LeastRecentlyUsed
 from headstart.core.radix_cache import RadixCache
 from headstart.core.request import Request, SamplingParams
@@ -73,29 +72,43 @@ class TestRadixCache:
 @given(
     start=st.integers(0, 10_000),
     wanted=st.integers(1, 5_000),
-    work=st.integers(1, 2_000),
+    seconds=st.floats(0, 3),
     tokens=st.integers(1, 2_000),
     align=st.sampled_from([1, 16]),
-    horizon=st.sampled_from([math.inf, 50.0, 3_000.0]),
+    context=st.sampled_from([0, 1e-6, 1e-4]),
+    decodes=st.integers(0, 20),
 )
-def test_a_chunk_spends_the_budget_but_never_more(
-    start: int, wanted: int, work: int, tokens: int, align: int, horizon: float
+def test_a_chunk_takes_the_time_that_a_step_may_take_but_not_more(
+    start: int, wanted: int, seconds: float, tokens: int, align: int, context: float, decodes: int
 ) -> None:
-    budget = StepBudget(work=work, tokens=tokens, horizon=horizon)
-    count = budget.chunk(start, wanted, align)
+    costs = LinearCosts(step=0.01, prefill_token=1e-3, prefill_context=context, decode=0.01)
+    before = StepWork(num_decodes=decodes)
+    budget = StepBudget(costs, before, seconds=seconds, tokens=tokens)
+    count = budget.chunk(start, wanted, align, samples=True)
     assert 1 <= count <= min(wanted, tokens)
-    assert count == 1 or work_of(start, count, horizon) <= work * (1 + 1e-9)
-    if count < wanted and count > align:
+    takes = [costs.step_seconds(before.with_prefill(start, each, True)) for each in (count, count + align)]
+    assert takes[0] <= seconds or count <= align, "a step goes on, by a block at least"
+    assert takes[1] > seconds or count > min(wanted, tokens) - align, "time was left unused"
+    if align < count < wanted:
         assert (start + count) % align == 0
-    if count < min(wanted, tokens) - align:
-        assert work_of(start, count + align + 1, horizon) > work * (1 - 1e-9), "part of the budget was left unused"
-    budget.spend(start, count)
+    budget.spend(start, count, samples=False)
     assert budget.tokens == tokens - count
+    more = budget.chunk(0, 1_000, align, samples=True)
+    assert more == 0 or costs.step_seconds(budget.work.with_prefill(0, more, True)) <= seconds
 
 
-def test_a_spent_budget_buys_nothing() -> None:
-    assert StepBudget(work=0, tokens=5, horizon=9).chunk(0, 5, 1) == 0
-    assert StepBudget(work=5, tokens=0, horizon=9).chunk(0, 5, 1) == 0
+def test_no_tokens_are_left() -> None:
+    assert StepBudget(LinearCosts(), StepWork(), seconds=1, tokens=0).chunk(0, 5, 1, samples=True) == 0
+
+
+@pytest.mark.parametrize(("step", "more"), [(0.001, 0), (0.0101, 19), (1.0, 100)])
+def test_a_step_that_yields_a_first_token_ends_with_it_unless_it_is_short(step: float, more: int) -> None:
+    costs = LinearCosts(step=step, prefill_token=1e-3)
+    budget = StepBudget(costs, StepWork(), seconds=2.0, tokens=1000)
+    assert budget.chunk(0, 15, 1, samples=True) == 15
+    budget.spend(0, 15, samples=True)
+    # Four of the shortest steps, with one token each, less the step itself and the first chunk.
+    assert budget.chunk(0, 100, 1, samples=True) == more
 
 
 class TestWaitingQueue:
@@ -128,12 +141,17 @@ class TestWaitingQueue:
         queue, requests = self.make(1, 2, 3)
         assert [queue.rotate() for _ in range(4)] == [*requests, requests[0]]
 
-    def test_rekeying_for_ever_does_not_grow_the_heap(self) -> None:
-        queue, requests = self.make(0, 0)
-        for key in range(1000):
-            queue.rekey(requests[0], key + 1)
-        assert len(queue._heap) < 100
+    def test_who_is_set_aside_is_passed_over_and_keeps_its_place(self) -> None:
+        queue, requests = self.make(1, 2)
+        queue.set_aside(requests[0])
         assert queue.peek() is requests[1]
+        queue.rekey(requests[0], 7)
+        queue.bring_back(requests[0])
+        assert queue.peek() is requests[0]
+        queue.set_aside(requests[1])
+        queue.remove(requests[1])
+        assert len(queue) == 1
+        queue.check_invariants()
 
 
 @pytest.mark.parametrize(

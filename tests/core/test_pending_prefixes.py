@@ -15,7 +15,7 @@ SHARED = prompt(128)
 def make(**settings: object) -> tuple[Driver, EngineCore]:
     core = make_core(
         num_blocks=256,
-        **{"max_num_batched_tokens": 64, "mixed_step_tokens": 64, "max_num_seqs": 8, "policy": "fcfs", **settings},  # type: ignore[arg-type]
+        **{"chunk": 64, "mixed": 64, "max_num_seqs": 8, "policy": "fcfs", **settings},  # type: ignore[arg-type]
     )
     return Driver.of(core), core
 
@@ -27,7 +27,7 @@ def add(driver: Driver, name: str, *rest: int, arrival: float = 0.0, **more: obj
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("chunk", [64, 256])
 def test_identical_prompts_that_arrive_together_are_computed_once(depth: int, chunk: int) -> None:
-    driver, core = make(max_num_batched_tokens=chunk, pipeline_depth=depth)
+    driver, core = make(chunk=chunk, pipeline_depth=depth)
     for index in range(6):
         add(driver, f"r{index}", 5, 6)
     results = []
@@ -44,7 +44,7 @@ def test_identical_prompts_that_arrive_together_are_computed_once(depth: int, ch
 
 
 def test_a_thousand_token_prefix_is_computed_once() -> None:
-    core = make_core(num_blocks=512, block_size=16, max_num_batched_tokens=256, max_num_seqs=32, max_model_len=2048)
+    core = make_core(num_blocks=512, block_size=16, chunk=256, max_num_seqs=32, max_model_len=2048)
     driver = Driver.of(core, block_size=16)
     for index in range(20):
         driver.add(make_spec(f"r{index}", prompt(1_000)))
@@ -82,13 +82,13 @@ def test_the_owner_runs_at_its_waiters_place() -> None:
     driver.add(make_spec("middle", prompt(200, 9), priority=1))
     add(driver, "high", 1, priority=0)
     assert lengths(driver.step()) == {"low": 64}, "the first time it comes up"
-    assert list(lengths(driver.step())) == ["high", "middle", "low"]
+    assert list(lengths(driver.step())) == ["high", "middle"]
     driver.drain()
     assert core.stats().prompt_tokens_computed == 188 + 200 + 1
 
 
 def test_the_owner_keeps_its_waiters_place_until_the_common_part_is_done() -> None:
-    driver, _ = make(max_num_batched_tokens=32, mixed_step_tokens=32)
+    driver, _ = make(chunk=32, mixed=32)
     add(driver, "low", *[2] * 60, priority=2)
     driver.step()
     driver.add(make_spec("middle", prompt(200, 9), priority=1))
@@ -99,7 +99,7 @@ def test_the_owner_keeps_its_waiters_place_until_the_common_part_is_done() -> No
 
 
 def test_who_is_aborted_while_it_waits_lends_its_place_no_more() -> None:
-    driver, core = make(max_num_batched_tokens=32, mixed_step_tokens=32)
+    driver, core = make(chunk=32, mixed=32)
     add(driver, "low", *[2] * 60, priority=2)
     driver.step()
     driver.add(make_spec("middle", prompt(200, 9), priority=1))
@@ -127,7 +127,7 @@ def test_when_the_owner_ends_its_waiters_go_on_at_once(end: str) -> None:
 
 
 def test_another_waiter_becomes_the_owner() -> None:
-    driver, core = make(max_num_batched_tokens=32, mixed_step_tokens=32)
+    driver, core = make(chunk=32, mixed=32)
     for name in ("first", "second", "third"):
         add(driver, name)
     driver.step()
@@ -137,9 +137,7 @@ def test_another_waiter_becomes_the_owner() -> None:
 
 
 def test_a_preempted_owner_keeps_nobody_waiting() -> None:
-    core = make_core(
-        num_blocks=40, max_num_batched_tokens=24, mixed_step_tokens=8, max_num_seqs=8, policy="fcfs", max_model_len=150
-    )
+    core = make_core(num_blocks=40, chunk=24, mixed=8, max_num_seqs=8, policy="fcfs", max_model_len=150)
     driver = Driver.of(core)
     specs = [make_spec(f"chat{index}", prompt(4, 9 + index), max_tokens=60) for index in range(3)]
     specs += [make_spec(name, [*SHARED[:96], 1], max_tokens=3, arrival=1) for name in ("first", "second")]
@@ -152,7 +150,7 @@ def test_a_preempted_owner_keeps_nobody_waiting() -> None:
 
 
 def test_salts_few_tokens_and_prompt_logprobs_wait_for_nobody() -> None:
-    driver, _ = make(max_num_batched_tokens=1024, mixed_step_tokens=1024)
+    driver, _ = make(chunk=1024, mixed=1024)
     add(driver, "first")
     add(driver, "salted", salt="a")
     add(driver, "scored", prompt_logprobs=1)
@@ -162,7 +160,7 @@ def test_salts_few_tokens_and_prompt_logprobs_wait_for_nobody() -> None:
 
 
 def test_nobody_waits_without_a_prefix_cache() -> None:
-    driver, _ = make(max_num_batched_tokens=1024, mixed_step_tokens=1024, prefix_cache=False)
+    driver, _ = make(chunk=1024, mixed=1024, prefix_cache=False)
     add(driver, "first")
     add(driver, "second")
     assert set(lengths(driver.step())) == {"first", "second"}
@@ -182,7 +180,7 @@ def test_a_step_sets_only_so_many_aside(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_each_waiter_goes_on_when_what_it_shares_is_there() -> None:
-    driver, core = make(max_num_batched_tokens=32, mixed_step_tokens=32)
+    driver, core = make(chunk=32, mixed=32)
     long = [*SHARED, *[3] * 128]
     driver.add(make_spec("long", long))
     add(driver, "half", 1, arrival=1)
@@ -196,7 +194,7 @@ def test_each_waiter_goes_on_when_what_it_shares_is_there() -> None:
 
 
 def test_who_computes_something_else_is_no_owner() -> None:
-    driver, core = make(max_num_batched_tokens=32, mixed_step_tokens=32)
+    driver, core = make(chunk=32, mixed=32)
     add(driver, "known")
     driver.drain()
     driver.add(make_spec("else", prompt(256, 9), arrival=driver.now))

@@ -10,7 +10,7 @@ from tests.core.harness import Driver, FakeWorker, lengths, make_core, make_spec
 
 
 def test_a_step_mixes_decodes_and_a_prefill_chunk() -> None:
-    driver = Driver.of(make_core(max_num_batched_tokens=32, mixed_step_tokens=8, max_num_seqs=8))
+    driver = Driver.of(make_core(chunk=32, mixed=8, max_num_seqs=8))
     driver.add(make_spec("chat", prompt(5), max_tokens=20))
     driver.step()
     driver.add(make_spec("long", prompt(60, 1)))
@@ -19,14 +19,14 @@ def test_a_step_mixes_decodes_and_a_prefill_chunk() -> None:
 
 
 def test_without_decodes_the_whole_budget_goes_to_prefills() -> None:
-    driver = Driver.of(make_core(max_num_batched_tokens=32, mixed_step_tokens=8, max_num_seqs=8))
+    driver = Driver.of(make_core(chunk=32, mixed=8, max_num_seqs=8))
     driver.add(make_spec("a", prompt(20)))
     driver.add(make_spec("b", prompt(20, 1), arrival=1))
     assert lengths(driver.step()) == {"a": 20, "b": 12}
 
 
 def test_max_num_seqs_bounds_who_holds_blocks() -> None:
-    driver = Driver.of(make_core(max_num_seqs=2, max_num_batched_tokens=100))
+    driver = Driver.of(make_core(max_num_seqs=2, chunk=100))
     for index in range(4):
         driver.add(make_spec(f"r{index}", prompt(4, index)))
     driver.step()
@@ -34,15 +34,15 @@ def test_max_num_seqs_bounds_who_holds_blocks() -> None:
     driver.drain()
 
 
-def test_the_horizon_shrinks_chunks_as_the_context_grows() -> None:
+def test_chunks_shrink_as_the_context_grows() -> None:
     driver = Driver.of(
         make_core(
             num_blocks=512,
             block_size=1,
-            max_num_batched_tokens=64,
-            mixed_step_tokens=64,
+            chunk=64,
+            mixed=64,
             max_num_seqs=4,
-            attention_horizon=64,
+            context_ms=1 / 64,
         ),
         block_size=1,
     )
@@ -55,7 +55,7 @@ def test_the_horizon_shrinks_chunks_as_the_context_grows() -> None:
 
 def test_chunks_that_do_not_finish_end_on_a_block_border() -> None:
     driver = Driver.of(
-        make_core(block_size=16, num_blocks=8, max_num_batched_tokens=40, mixed_step_tokens=40, max_num_seqs=4),
+        make_core(block_size=16, num_blocks=8, chunk=40, mixed=40, max_num_seqs=4),
         block_size=16,
     )
     driver.add(make_spec("long", prompt(100), max_tokens=1))
@@ -95,7 +95,7 @@ class TestDepthTwo:
     @pytest.mark.parametrize("depth", [1, 2])
     def test_one_missing_block_costs_one_request_its_place(self, depth: int) -> None:
         """The victim's blocks come free only when the steps in flight retire: nobody else has to go meanwhile."""
-        driver = Driver.of(make_core(num_blocks=24, max_num_seqs=6, max_num_batched_tokens=64, pipeline_depth=depth))
+        driver = Driver.of(make_core(num_blocks=24, max_num_seqs=6, chunk=64, pipeline_depth=depth))
         for index in range(6):
             driver.add(make_spec(f"r{index}", prompt(8, index), max_tokens=24, arrival=index))
         results, most = [], 0

@@ -132,7 +132,7 @@ async def test_closing_a_stream_while_decoding_frees_everything(start: Start) ->
 
 
 async def test_leaving_the_queue_and_a_prefill_frees_everything(start: Start) -> None:
-    config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=1, mixed_step_tokens=1)
+    config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=2)
     engine = start(Script(step_seconds=0.005, scheduler=config))
     prefilling = asyncio.create_task(collect(engine, make_request("prefill", tuple(range(190)))))
     await until(engine, lambda stats: stats.num_running == 1)

@@ -43,7 +43,7 @@ def make_config(model: Path, *, max_model_len: int | None = None) -> Config:
     return Config(
         model=ModelConfig(model=str(model), threads=1, max_model_len=max_model_len, quantization="none"),
         cache=CacheConfig(kv_cache_memory=KV_BYTES),
-        scheduler=SchedulerConfig(max_num_batched_tokens=64, mixed_step_tokens=32, max_num_seqs=16),
+        scheduler=SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=16),
     )
 
 
@@ -97,7 +97,7 @@ async def test_a_damaged_model_file_is_one_line(model: Path, tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def llm(model: Path) -> Iterator[LLM]:
-    small_steps = {"max_num_batched_tokens": 32, "mixed_step_tokens": 16, "max_num_seqs": 8}
+    small_steps = {"max_num_batched_tokens": 32, "max_num_seqs": 8}
     with LLM(str(model), threads=1, quantization="none", kv_cache_memory=KV_BYTES, **small_steps) as made:
         yield made
 

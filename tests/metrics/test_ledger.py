@@ -62,9 +62,7 @@ def test_accounts_of_requests_that_end_without_a_token_are_closed() -> None:
 def test_parts_sum_to_the_time_to_the_first_token(
     depth: int, lengths: list[int], times: list[float], samples: list[float]
 ) -> None:
-    core = make_core(
-        num_blocks=24, max_num_batched_tokens=12, mixed_step_tokens=6, max_num_seqs=4, pipeline_depth=depth
-    )
+    core = make_core(num_blocks=24, chunk=12, mixed=6, max_num_seqs=4, pipeline_depth=depth)
     worker, book = FakeWorker(4, vocab_size=5), LedgerBook()
     now, turn, ledgers, results = 0.0, 0, {}, []
     submitted: dict[str, float] = {}

@@ -24,7 +24,8 @@ from tests.server.real import Served, serving_stories
 
 WAVES = 20
 DECODING, WAITING = 3, 6  # of a wave; one more is in prefill
-SLOW_PREFILL = SchedulerConfig(max_num_seqs=DECODING + 1, max_num_batched_tokens=64, mixed_step_tokens=2)
+# Beside decodes a step has room for two tokens of prefill.
+SLOW_PREFILL = SchedulerConfig(max_num_seqs=DECODING + 1, max_num_batched_tokens=DECODING + 2)
 
 
 @pytest.fixture(scope="module")

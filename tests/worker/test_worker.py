@@ -48,7 +48,7 @@ def config(memory: int | None = 2048 * KB, **model) -> Config:
     return Config(
         model=ModelConfig(threads=1, quantization="none", **model),
         cache=CacheConfig(kv_cache_memory=memory),
-        scheduler=SchedulerConfig(max_num_batched_tokens=64, mixed_step_tokens=16, max_num_seqs=8),
+        scheduler=SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8),
     )
 
 

@@ -119,8 +119,8 @@ def settled_lines(config: Config, engine: AsyncEngine, defaults: SamplingDefault
     groups = (
         info.summary,
         f"context {info.max_model_len:,}, blocks of {info.block_size}, prefix cache {_on_off(info.prefix_cache)}",
-        f"{scheduler.policy}, up to {scheduler.max_num_seqs} requests, steps of {scheduler.max_num_batched_tokens} and "
-        f"{scheduler.mixed_step_tokens} beside decodes",
+        f"{scheduler.policy}, up to {scheduler.max_num_seqs} requests, steps of {scheduler.max_chunk_ms:g} ms and "
+        f"{scheduler.slo_tpot_ms:g} ms beside decodes",
         f"depth {scheduler.pipeline_depth}, attention horizon {scheduler.attention_horizon:,.0f}",
         *([f"sampling unless asked otherwise: {sampling}"] if sampling else []),
     )

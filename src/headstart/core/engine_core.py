@@ -14,14 +14,18 @@ from dataclasses import dataclass, fields
 
 from headstart.config import SchedulerConfig
 from headstart.core.budget import work_of
-from headstart.core.cost import CostModel, StepWork, context_of
-from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, RequestTooLong
+from headstart.core.cost import CostModel, StepWork
+from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, RequestTooLong, SloMiss
 from headstart.core.events import Event, RequestAdded, RequestFinished, RequestPreempted, StepRetired
 from headstart.core.eviction import AgedFrequency
+from headstart.core.forecast import Forecast, Line, Margin, forecast
 from headstart.core.kv_cache_manager import KVCacheManager
 from headstart.core.request import EngineRequest, FinishReason, Request, RequestStatus
-from headstart.core.scheduler import Schedule, Scheduler
+from headstart.core.scheduler import Schedule, Scheduler, work_of_decodes
 from headstart.core.step import ChunkOutput, ModelOutput, RequestOutput, ScheduledChunk, SchedulerOutput, TokenLogprob
+
+_FIRST_GUESS_OF_TOKENS = 128.0  # of an answer, before any has ended
+_USUAL_TOKENS_RATE = 0.05
 
 _FINISHED, _RUNNING = RequestStatus.FINISHED, RequestStatus.RUNNING
 # Tuple's own constructor, three times as fast as the named tuple's: outputs are made for every request in every step.
@@ -103,11 +107,13 @@ class EngineCore:
             prefix_cache=prefix_cache,
             eviction=AgedFrequency(num_blocks=num_blocks, horizon=self._horizon / block_size),
         )
-        self._scheduler = Scheduler(config, self._kv, max_model_len=max_model_len)
+        self._scheduler = Scheduler(config, costs, self._kv, max_model_len=max_model_len)
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[_StepInFlight] = deque()
         self._next_step_id = 0
         self._last_retirement = -math.inf
+        self._margin = Margin()
+        self._usual_tokens = _FIRST_GUESS_OF_TOKENS
         self._forgettable: list[str] = []  # finished requests that the worker still knows
         self._outputs: list[RequestOutput] = []
         self._events: list[Event] = []
@@ -123,23 +129,29 @@ class EngineCore:
         return bool(self._requests or self._in_flight or self._forgettable)
 
     def add_request(self, spec: EngineRequest, now: float) -> None:
-        """Queue a request. Raises a `RequestRefused`, with nothing changed, when it can never run or may not wait."""
-        if not spec.prompt_token_ids:
-            raise EmptyPrompt
-        room = self._max_model_len - min(spec.params.max_tokens, 1)
-        if len(spec.prompt_token_ids) > room:
-            raise RequestTooLong(len(spec.prompt_token_ids), self._max_model_len, self._num_blocks * self._block_size)
+        """Queue a request. Raises a `RequestRefused`, with nothing changed, when it can never run, may not wait, or
+        would not keep its SLO, or let others keep theirs, where such are to be refused."""
+        self._check_length(spec)
         if spec.request_id in self._requests:
             raise DuplicateRequest(spec.request_id)
         if not spec.reserved and self._scheduler.num_waiting >= self._config.max_num_waiting:
             raise QueueFull(self._scheduler.num_waiting, self._config.max_num_waiting)
-        limit = min(len(spec.prompt_token_ids) + spec.params.max_tokens, self._max_model_len)
-        request = Request(spec, limit)
+        request = self._make_request(spec)
+        found = self._forecast(request, now)
+        request.added_time, request.forecast_time = now, now + found.seconds
+        request.expected_time = request.forecast_time
+        if self._config.on_slo_miss == "reject":
+            self._promise(request, found, now)
         self._requests[spec.request_id] = request
         self._scheduler.add(request)
         self._events.append(
             RequestAdded(spec.request_id, spec.arrival_time, spec.submit_time or spec.arrival_time, now)
         )
+
+    def estimate(self, spec: EngineRequest, now: float) -> Forecast:
+        """What `add_request` would predict now; nothing is added. Raises `RequestRefused` for what can never run."""
+        self._check_length(spec)
+        return self._forecast(self._make_request(spec), now)
 
     def abort(self, request_id: str, now: float) -> None:
         """End a request in whatever state it is; an id that is not alive is ignored (it may have just finished)."""
@@ -211,6 +223,67 @@ class EngineCore:
             **{item.name: getattr(self._counters, item.name) for item in fields(CoreCounters)},
         )
 
+    def _check_length(self, spec: EngineRequest) -> None:
+        if not spec.prompt_token_ids:
+            raise EmptyPrompt
+        room = self._max_model_len - min(spec.params.max_tokens, 1)
+        if len(spec.prompt_token_ids) > room:
+            raise RequestTooLong(len(spec.prompt_token_ids), self._max_model_len, self._num_blocks * self._block_size)
+
+    def _make_request(self, spec: EngineRequest) -> Request:
+        return Request(spec, min(len(spec.prompt_token_ids) + spec.params.max_tokens, self._max_model_len))
+
+    def _forecast(self, request: Request, now: float) -> Forecast:
+        view = self._scheduler.view_of(request)
+        room = -(-request.num_tokens // self._block_size) - view.num_cached_tokens // self._block_size
+        seats = self._config.max_num_seqs - self._scheduler.num_running
+        line = Line(
+            step_left=self._step_left(now),
+            decodes=work_of_decodes(view.decodes),
+            tokens_left=[max(1.0, min(most, self._usual_tokens - done)) for done, most in view.answers],
+            usual_tokens=self._usual_tokens,
+            ahead=view.num_ahead,
+            seconds_ahead=view.seconds_ahead,
+            seats=seats if self._kv.num_free_blocks >= room else 0,
+        )
+        tokens = request.num_tokens - view.num_cached_tokens
+        return forecast(
+            self._config,
+            self._costs,
+            line,
+            block_size=self._block_size,
+            cached=view.num_cached_tokens,
+            tokens=tokens,
+        )
+
+    def _step_left(self, now: float) -> float:
+        """Seconds until the steps in flight are done, as predicted."""
+        left = 0.0
+        for index, step in enumerate(self._in_flight):
+            left += step.predicted_seconds
+            if index == 0:
+                left = max(0.0, left - (now - max(step.begin_time, self._last_retirement)))
+        return left
+
+    def _promise(self, request: Request, found: Forecast, now: float) -> None:
+        """Let it in only if its own SLO and those of the requests that it would put off are predicted to hold."""
+        spec, factor = request.spec, self._margin.factor
+        # What has passed since the arrival is no prediction.
+        late = 0.0
+        if spec.slo_ttft is not None:
+            late = now + found.seconds * factor - (spec.arrival_time + spec.slo_ttft)
+            if late > 0:
+                raise SloMiss(request.forecast_time - spec.arrival_time, spec.slo_ttft, late)
+        behind = self._scheduler.behind(request)
+        for other in behind:
+            if other.spec.slo_ttft is not None and spec.slo_ttft is not None:
+                due = other.spec.arrival_time + other.spec.slo_ttft
+                put_off = now + (other.expected_time - now + found.compute_seconds) * factor
+                if put_off > due >= now + (other.expected_time - now) * factor:
+                    raise SloMiss(request.forecast_time - spec.arrival_time, spec.slo_ttft, put_off - due)
+        for other in behind:
+            other.expected_time += found.compute_seconds
+
     def _note_step(self, step: _StepInFlight, output: ModelOutput, now: float) -> None:
         shares: tuple[tuple[str, float], ...] = ()
         num_tokens = num_decodes = step.granted.num_decodes
@@ -278,7 +351,7 @@ class EngineCore:
                 num_goes_on += 1
                 add(make(kind, (
                     request_id, token_ids, logprobs, (), None, None, None, request.num_cached_tokens,
-                    num_tokens - request.num_prompt_tokens, request.num_preemptions, now, (),
+                    num_tokens - request.num_prompt_tokens, request.num_preemptions, now, (), 0.0,
                 )))  # fmt: skip
             else:
                 news = self._retire(request, chunk, result, now)
@@ -317,14 +390,17 @@ class EngineCore:
     ) -> RequestOutput:
         """Append what was sampled, up to the token that ends the request."""
         assert token_ids, "a chunk that samples yields a token"
+        predicted_ttft = 0.0
         if not request.has_token:
             request.has_token = True
+            predicted_ttft = request.forecast_time - request.spec.arrival_time
+            self._margin.learn(request.forecast_time - request.added_time, now - request.added_time)
             self._counters.prompt_tokens_cached += request.num_cached_tokens
         known, count = request.token_ids, len(token_ids)
         if len(known) + count < request.max_num_tokens and request.stop_token_ids.isdisjoint(token_ids):
             known += token_ids
             self._counters.generated_tokens += count
-            return _news(request, now, token_ids, logprobs, prompt_logprobs)
+            return _news(request, now, token_ids, logprobs, prompt_logprobs, predicted_ttft=predicted_ttft)
         room = request.max_num_tokens - len(known)
         last = next((index for index, token in enumerate(token_ids[:room]) if token in request.stop_token_ids), None)
         taken = room if last is None else last + 1
@@ -339,6 +415,7 @@ class EngineCore:
             logprobs=logprobs[:kept],
             prompt_logprobs=prompt_logprobs,
             stop_token_id=None if last is None else token_ids[last],
+            predicted_ttft=predicted_ttft,
         )
 
     def _new_prompt_logprobs(
@@ -360,6 +437,7 @@ class EngineCore:
         prompt_logprobs: tuple[TokenLogprob, ...] = (),
         stop_token_id: int | None = None,
         error: str | None = None,
+        predicted_ttft: float = 0.0,
     ) -> RequestOutput:
         self._scheduler.remove(request)
         request.status = RequestStatus.FINISHED
@@ -367,8 +445,11 @@ class EngineCore:
         if request.known_to_worker:
             self._forgettable.append(request.request_id)
         self._counters.finished += 1
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            answered = len(request.token_ids) - request.num_prompt_tokens
+            self._usual_tokens += _USUAL_TOKENS_RATE * (answered - self._usual_tokens)
         self._events.append(RequestFinished(request.request_id, now))
-        return _news(request, now, token_ids, logprobs, prompt_logprobs, reason, stop_token_id, error)
+        return _news(request, now, token_ids, logprobs, prompt_logprobs, reason, stop_token_id, error, predicted_ttft)
 
     def check_invariants(self) -> None:
         """Everything that must hold between calls; for tests."""
@@ -391,15 +472,10 @@ class EngineCore:
 
 def _work_of(granted: Schedule) -> StepWork:
     num_decodes = granted.num_decodes
-    prefills = granted.chunks[num_decodes:]
-    return StepWork(
-        num_prefill_tokens=sum([chunk.num_scheduled_tokens for chunk in prefills]),
-        num_prefills=len(prefills),
-        prefill_context=sum([context_of(chunk.start, chunk.num_scheduled_tokens) for chunk in prefills]),
-        num_decodes=num_decodes,
-        decode_context=sum([chunk.start for chunk in granted.chunks[:num_decodes]]) + num_decodes,
-        num_samples=num_decodes + sum([chunk.samples for chunk in prefills]),
-    )
+    work = work_of_decodes(granted.chunks[:num_decodes])
+    for chunk in granted.chunks[num_decodes:]:
+        work = work.with_prefill(chunk.start, chunk.num_scheduled_tokens, chunk.samples)
+    return work
 
 
 def _news(
@@ -411,11 +487,12 @@ def _news(
     finish_reason: FinishReason | None = None,
     stop_token_id: int | None = None,
     error: str | None = None,
+    predicted_ttft: float = 0.0,
 ) -> RequestOutput:
     num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
     cached, preemptions = request.num_cached_tokens, request.num_preemptions
     fields_in_order = (
         request.request_id, token_ids, logprobs, prompt_logprobs, finish_reason, stop_token_id, error,
-        cached, num_output_tokens, preemptions, now, (),
+        cached, num_output_tokens, preemptions, now, (), predicted_ttft,
     )  # fmt: skip
     return _make_output(RequestOutput, fields_in_order)

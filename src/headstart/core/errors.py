@@ -29,6 +29,23 @@ class QueueFull(RequestRefused):
         super().__init__(f"{num_waiting} requests are waiting and the limit is {limit}; try again later")
 
 
+class SloMiss(RequestRefused):
+    """Its first token is predicted for later than it is due, and misses are to be refused.
+
+    `predicted`, `slo`: seconds after the request's arrival. `retry_after`: seconds until the same would be let in if
+    nothing else arrived.
+    """
+
+    def __init__(self, predicted: float, slo: float, retry_after: float) -> None:
+        self.predicted = predicted
+        self.slo = slo
+        self.retry_after = retry_after
+        super().__init__(
+            f"the first token is predicted after {predicted * 1000:,.0f} ms, but is due after {slo * 1000:,.0f} ms; "
+            f"try again in {retry_after:.1f} s, or ask for a later one"
+        )
+
+
 class DuplicateRequest(RequestRefused):
     """The id belongs to a request that is still alive."""
 

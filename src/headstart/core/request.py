@@ -80,7 +80,8 @@ class EngineRequest:
     `arrival_time`: seconds of the monotonic clock at which the server received it; `submit_time`: when it was handed to
     the engine (the ledger's `admit` runs from there; 0 means at arrival). `priority`: lower goes first. `cache_salt`:
     requests share cached blocks only with requests of the same salt. `reserved`: its place was kept for it beforehand,
-    so the queue's limit does not refuse it.
+    so the queue's limit does not refuse it. `tenant`: whose it is; tenants share an overloaded engine evenly.
+    `slo_ttft`: seconds after its arrival within which its first token is due; None: no promise is asked for.
     """
 
     request_id: str
@@ -91,6 +92,8 @@ class EngineRequest:
     cache_salt: str = ""
     submit_time: float = 0.0
     reserved: bool = False
+    tenant: str = ""
+    slo_ttft: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +121,10 @@ class Request:
     known_to_worker: bool = False
     has_token: bool = False  # its first token was reported
     key: float = 0.0  # place in the policy's order; lower goes first
+    prefill_seconds: float = 0.0  # of its uncached prompt, as predicted when it got its place
+    added_time: float = 0.0  # when it was added
+    forecast_time: float = 0.0  # when its first token was predicted for then
+    expected_time: float = 0.0  # the same, put off by those who were let in before it
     ticket: int = 0  # which of its entries in the waiting queue is the valid one
 
     def __post_init__(self) -> None:

@@ -8,12 +8,13 @@ the policy's order (chunked prefill: Agrawal et al., Sarathi-Serve, OSDI 2024).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
 from headstart.config import SchedulerConfig
 from headstart.core.budget import StepBudget
+from headstart.core.cost import CostModel, StepWork
 from headstart.core.kv_cache_manager import KVCacheManager
 from headstart.core.pending_prefixes import PendingPrefixes
 from headstart.core.policy import FirstComeFirstServed, make_policy
@@ -59,14 +60,28 @@ class Schedule:
         self.chunks.append(_make_chunk(ScheduledChunk, (request.request_id, start, count, sent, block_ids, samples)))
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a newcomer would find: its cached tokens, who goes before it, and who decodes.
+
+    `answers`: of each running request, the tokens of its answer so far and the most that are left.
+    """
+
+    num_cached_tokens: int
+    num_ahead: int
+    seconds_ahead: float
+    decodes: list[ScheduledChunk]
+    answers: list[tuple[int, int]]
+
+
 class Scheduler:
     """Args: `max_model_len` in tokens, prompt and answer together."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, *, max_model_len: int) -> None:
+    def __init__(self, config: SchedulerConfig, costs: CostModel, kv: KVCacheManager, *, max_model_len: int) -> None:
         self._config = config
+        self._costs = costs
         self._kv = kv
         self._max_model_len = max_model_len
-        self._horizon = math.inf if config.attention_horizon is None else config.attention_horizon
         self._policy = make_policy(config)
         self._arrival_order = FirstComeFirstServed(config)
         self._waiting = WaitingQueue()
@@ -103,11 +118,11 @@ class Scheduler:
         step = Schedule(step_id)
         self._schedule_decodes(step)
         num_decodes = step.num_decodes = len(step.chunks)
-        work = self._config.mixed_step_tokens if num_decodes else self._config.max_num_batched_tokens
         budget = StepBudget(
-            work=work,
+            self._costs,
+            work_of_decodes(step.chunks),
+            seconds=(self._config.slo_tpot_ms if num_decodes else self._config.max_chunk_ms) / 1000,
             tokens=self._config.max_num_batched_tokens - num_decodes,
-            horizon=self._horizon,
         )
         # Who was just preempted for want of blocks must not take them back in the same step.
         self._schedule_prefills(step, budget, admit=not step.preempted)
@@ -115,6 +130,34 @@ class Scheduler:
             self._introduce(request) for request in step.requests[num_decodes:] if not request.known_to_worker
         )
         return step
+
+    def view_of(self, request: Request) -> View:
+        """The queue as a request that was not added yet would find it; gives it the key that it would have."""
+        num_cached = len(self._kv.match(request)) * self._kv.block_size
+        request.key = self._place(request, num_cached)
+        num_ahead, seconds_ahead = self._waiting.ahead_of(request.spec.tenant, request.key, request.prefill_seconds)
+        for other in self._prefilling.values():
+            if other.num_remaining_tokens > 0 and self._prefill_key(other) < request.key:
+                num_ahead += 1
+                seconds_ahead += self._costs.prefill_seconds(other.num_computed_tokens, other.num_remaining_tokens)
+        decodes = [
+            _make_chunk(ScheduledChunk, (other.request_id, other.num_computed_tokens, 1, 0, (), True))
+            for other in self._decoding.values()
+        ]
+        answers = [
+            (other.num_tokens - other.num_prompt_tokens, other.max_num_tokens - other.num_tokens)
+            for other in (*self._decoding.values(), *self._prefilling.values())
+        ]
+        return View(num_cached, num_ahead, seconds_ahead, decodes, answers)
+
+    def behind(self, request: Request) -> list[Request]:
+        """Who has no token yet and would go after this one, which has its key."""
+        half_done = [
+            other
+            for other in self._prefilling.values()
+            if other.num_remaining_tokens > 0 and self._prefill_key(other) >= request.key
+        ]
+        return [*half_done, *self._waiting.behind(request.spec.tenant, request.key)]
 
     def _schedule_decodes(self, step: Schedule) -> None:
         size = self._kv.block_size
@@ -172,13 +215,13 @@ class Scheduler:
             self._waiting.bring_back(request)
         self._refresh_keys()
         for request in self._prefills_in_order(step.step_id, admit):
-            count = budget.chunk(request.num_computed_tokens, request.num_remaining_tokens, self._kv.block_size)
+            start, wanted = request.num_computed_tokens, request.num_remaining_tokens
+            count = budget.chunk(start, wanted, self._kv.block_size, request.samples)
             if count == 0:
                 return
-            start = request.num_computed_tokens
-            samples = count == request.num_remaining_tokens and request.samples
+            samples = count == wanted and request.samples
             step.grant(request, start, count, samples)
-            budget.spend(start, count)
+            budget.spend(start, count, samples)
             if samples:
                 self._decoding[request.request_id] = self._prefilling.pop(request.request_id)
 
@@ -214,7 +257,8 @@ class Scheduler:
                 yield request
 
     def _prefill_key(self, request: Request) -> float:
-        key = self._policy.key(request.spec, request.num_remaining_tokens)
+        seconds = self._costs.prefill_seconds(request.num_computed_tokens, request.num_remaining_tokens)
+        key = self._policy.key(request.spec, seconds)
         lent = self._pending.lent_key(request)
         return key if lent is None else min(key, lent)
 
@@ -234,13 +278,14 @@ class Scheduler:
     def _try_admit(self, request: Request, matched: list[int]) -> bool:
         """Start the first waiting request, or put it back where it belongs now. False: nobody can be admitted now."""
         if request.status is RequestStatus.WAITING:
-            key = self._policy.key(request.spec, request.num_tokens - len(matched) * self._kv.block_size)
+            key = self._place(request, len(matched) * self._kv.block_size)
             if key > request.key:  # part of what it would have hit was evicted
                 self._waiting.rekey(request, key)
                 return True
         # A spare block for each running request, lest the newcomer be preempted for the next decode's sake.
         if not self._kv.allocate_prompt(request, matched, spare=self.num_running):
             return False
+        self._waiting.charge(request)
         self._waiting.remove(request)
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
@@ -256,8 +301,12 @@ class Scheduler:
                 self._waiting.rekey(request, self._key(request))
 
     def _key(self, request: Request) -> float:
-        num_cached = len(self._kv.match(request)) * self._kv.block_size
-        return self._policy.key(request.spec, request.num_tokens - num_cached)
+        return self._place(request, len(self._kv.match(request)) * self._kv.block_size)
+
+    def _place(self, request: Request, num_cached: int) -> float:
+        """A request's key with so many cached tokens; keeps what its prefill is predicted to take."""
+        request.prefill_seconds = self._costs.prefill_seconds(num_cached, request.num_tokens - num_cached)
+        return self._policy.key(request.spec, request.prefill_seconds)
 
     def _introduce(self, request: Request) -> NewRequestData:
         request.known_to_worker = True
@@ -268,6 +317,7 @@ class Scheduler:
         aside = self._pending.waiting()
         assert len({request.request_id for request in aside}) == len(aside)
         assert all(request.ticket == 0 for request in aside)
+        self._waiting.check_invariants()
         assert aside or self._waiting.peek() is not None or not len(self._waiting), "a waiting request was lost"
         assert not self._prefilling.keys() & self._decoding.keys()
         for request in self._decoding.values():
@@ -279,3 +329,9 @@ class Scheduler:
             assert in_flight or request.num_computed_tokens <= request.num_tokens
             assert len(request.block_table) * self._kv.block_size >= request.num_computed_tokens
         assert self.num_running <= self._config.max_num_seqs
+
+
+def work_of_decodes(chunks: Sequence[ScheduledChunk]) -> StepWork:
+    """Chunks of one token each."""
+    count = len(chunks)
+    return StepWork(num_decodes=count, decode_context=sum([chunk.start for chunk in chunks]) + count, num_samples=count)

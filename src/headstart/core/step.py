@@ -94,7 +94,8 @@ class RequestOutput(NamedTuple):
     """News of one request for its caller. The last has a `finish_reason`; `stop_token_id` says which token ended it.
 
     `token_ids` never holds the stop token's id: a stop token ends the text and is no part of it.
-    `ledger` comes once, with the first token: seconds by part, in the order of design section 5.
+    `ledger` comes once, with the first token: seconds by part, in the order of design section 5; so does
+    `predicted_ttft`: what was said, when it was added, of the seconds from its arrival to now.
     """
 
     request_id: str
@@ -109,3 +110,4 @@ class RequestOutput(NamedTuple):
     num_preemptions: int = 0
     time: float = 0.0  # monotonic seconds at which the step that made it retired
     ledger: tuple[tuple[str, float], ...] = ()
+    predicted_ttft: float = 0.0

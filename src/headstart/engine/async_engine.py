@@ -13,10 +13,11 @@ import enum
 import logging
 import time
 from collections.abc import AsyncGenerator
-from typing import Self
+from typing import Any, Self
 
 from headstart.core.engine_core import CoreStats
-from headstart.core.errors import QueueFull, RequestRefused, RequestTooLong
+from headstart.core.errors import QueueFull, RequestRefused, RequestTooLong, SloMiss
+from headstart.core.forecast import Forecast
 from headstart.core.request import EngineRequest
 from headstart.core.step import RequestOutput
 from headstart.engine.ipc import (
@@ -25,6 +26,8 @@ from headstart.engine.ipc import (
     Channel,
     Dead,
     EngineInfo,
+    Estimate,
+    Estimated,
     FromEngine,
     IPCError,
     NotConnectedError,
@@ -98,7 +101,8 @@ class AsyncEngine:
         self._requests: dict[str, Mailbox] = {}
         self._reservations: set[Reservation] = set()  # those with places left, and some of the others
         self._pings: dict[int, asyncio.Future[CoreStats]] = {}
-        self._num_pings = 0
+        self._estimates: dict[int, asyncio.Future[Forecast]] = {}
+        self._num_questions = 0
         self._silent_ticks = 0
         self._tick_seconds = min(1.0, limits.heartbeat_timeout / 4)
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -141,10 +145,24 @@ class AsyncEngine:
         """The numbers as they are now, after everything that was sent before has been taken in."""
         await self._started.wait()
         self._check_alive()
-        self._num_pings += 1
+        self._num_questions += 1
         answer: asyncio.Future[CoreStats] = self._loop.create_future()
-        self._pings[self._num_pings] = answer
-        self._send(Ping(self._num_pings))
+        self._pings[self._num_questions] = answer
+        self._send(Ping(self._num_questions))
+        return await answer
+
+    async def estimate(self, request: EngineRequest) -> Forecast:
+        """When the request would have its first token if it were submitted now; it is not.
+
+        Raises `EngineDeadError`, or `RequestRefused` for what could never run.
+        """
+        await self._started.wait()
+        self._check_alive()
+        self._check_length(request)
+        self._num_questions += 1
+        answer: asyncio.Future[Forecast] = self._loop.create_future()
+        self._estimates[self._num_questions] = answer
+        self._send(Estimate(self._num_questions, request))
         return await answer
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -180,9 +198,7 @@ class AsyncEngine:
 
     def _submit(self, request: EngineRequest, mailbox: Mailbox, reservation: Reservation | None) -> None:
         self._check_alive()
-        num_tokens = len(request.prompt_token_ids)
-        if num_tokens + min(request.params.max_tokens, 1) > self.info.max_model_len:
-            raise RequestTooLong(num_tokens, self.info.max_model_len, self.info.num_kv_tokens)
+        self._check_length(request)
         if reservation is None:
             self._check_room(1)
         if request.request_id in self._requests:
@@ -195,6 +211,11 @@ class AsyncEngine:
             request = dataclasses.replace(request, reserved=True)
         self._send(Add(request))
         self._requests[request.request_id] = mailbox
+
+    def _check_length(self, request: EngineRequest) -> None:
+        num_tokens = len(request.prompt_token_ids)
+        if num_tokens + min(request.params.max_tokens, 1) > self.info.max_model_len:
+            raise RequestTooLong(num_tokens, self.info.max_model_len, self.info.num_kv_tokens)
 
     def _check_room(self, count: int) -> None:
         """Raises `QueueFull` unless `count` more may live. Several at once come past the engine's own look at its
@@ -251,9 +272,11 @@ class AsyncEngine:
                 answer = self._pings.pop(number, None)
                 if answer is not None and not answer.done():
                     answer.set_result(stats)
-            case Refused(request_id=request_id, message=text, queue_full=queue_full):
+            case Estimated():
+                self._on_estimate(message)
+            case Refused(request_id=request_id):
                 if (mailbox := self._requests.pop(request_id, None)) is not None:
-                    mailbox.fail(RequestRefused(text) if queue_full is None else QueueFull(*queue_full))
+                    mailbox.fail(_refusal(message))
             case Progress(stage=stage, done=done, total=total):
                 if self._progress is not None:
                     self._progress(stage, done, total)
@@ -263,6 +286,15 @@ class AsyncEngine:
                 self._schedule_tick()
             case Dead(message=text):
                 self._die(text)
+
+    def _on_estimate(self, message: Estimated) -> None:
+        answer = self._estimates.pop(message.number, None)
+        if answer is None or answer.done():
+            return
+        if message.forecast is None:
+            answer.set_exception(RequestRefused(message.refusal))
+        else:
+            answer.set_result(message.forecast)
 
     def _deliver(self, output: RequestOutput) -> None:
         request_id = output.request_id
@@ -314,10 +346,12 @@ class AsyncEngine:
         for mailbox in self._requests.values():
             mailbox.fail(EngineDeadError(why))
         self._requests.clear()
-        for answer in self._pings.values():
+        unanswered: list[asyncio.Future[Any]] = [*self._pings.values(), *self._estimates.values()]
+        for answer in unanswered:
             if not answer.done():
                 answer.set_exception(EngineDeadError(why))
         self._pings.clear()
+        self._estimates.clear()
         self._started.set()
         # Freeing a large process' memory takes long enough to be noticed: not on the event loop.
         self._burial = self._loop.run_in_executor(None, self._bury, grace)
@@ -336,3 +370,11 @@ class AsyncEngine:
             self._die("the engine was shut down", wanted=True)
         if self._burial is not None:
             await asyncio.shield(self._burial)
+
+
+def _refusal(message: Refused) -> RequestRefused:
+    if message.queue_full is not None:
+        return QueueFull(*message.queue_full)
+    if message.slo_miss is not None:
+        return SloMiss(*message.slo_miss)
+    return RequestRefused(message.message)

@@ -52,6 +52,7 @@ class BuiltEngine:
     executor: Executor
     info: EngineInfo
     step_timeout: float = 300.0  # seconds after which a step is stuck
+    on_end: Callable[[], None] = lambda: None  # after an orderly shutdown
 
 
 Build = Callable[[bytes, ProgressCallback], BuiltEngine]
@@ -177,6 +178,7 @@ def _serve(channel: Channel[FromEngine, ToEngine], build: Build, payload: bytes,
         logger.exception("the engine failed")
         return Dead(f"the engine failed: {_describe(error)}")
     engine.executor.shutdown()
+    engine.on_end()
     return None
 
 

@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from headstart.core.engine_core import CoreStats
+from headstart.core.forecast import Forecast
 from headstart.core.request import EngineRequest
 from headstart.core.step import RequestOutput
 
@@ -68,6 +69,13 @@ class Ping(msgspec.Struct, frozen=True, tag="ping", array_like=True):
     number: int
 
 
+class Estimate(msgspec.Struct, frozen=True, tag="estimate", array_like=True):
+    """To the engine: answer with `Estimated` and the same number. The request is not added."""
+
+    number: int
+    request: EngineRequest
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
     """To the engine: stop after the step that runs now, without finishing requests."""
 
@@ -95,16 +103,28 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs", array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
-    """From the engine: this request was not added. `queue_full` has (num_waiting, limit) if that is why."""
+    """From the engine: this request was not added.
+
+    `queue_full` has (num_waiting, limit) if that is why; `slo_miss` (predicted, slo, retry_after) in seconds.
+    """
 
     request_id: str
     message: str
     queue_full: tuple[int, int] | None = None
+    slo_miss: tuple[float, float, float] | None = None
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong", array_like=True):
     number: int
     stats: CoreStats
+
+
+class Estimated(msgspec.Struct, frozen=True, tag="estimated", array_like=True):
+    """From the engine: what was asked for, or, if the request could never run, why."""
+
+    number: int
+    forecast: Forecast | None
+    refusal: str = ""
 
 
 class Dead(msgspec.Struct, frozen=True, tag="dead", array_like=True):
@@ -114,8 +134,8 @@ class Dead(msgspec.Struct, frozen=True, tag="dead", array_like=True):
     startup: bool = False
 
 
-ToEngine = Add | Abort | Ping | Shutdown
-FromEngine = Progress | Ready | Outputs | Refused | Pong | Dead
+ToEngine = Add | Abort | Ping | Estimate | Shutdown
+FromEngine = Progress | Ready | Outputs | Refused | Pong | Estimated | Dead
 
 _Send = TypeVar("_Send")
 _Recv = TypeVar("_Recv")

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from headstart.core.engine_core import CoreStats, EngineCore
-from headstart.core.errors import QueueFull, RequestRefused
+from headstart.core.errors import QueueFull, RequestRefused, SloMiss
 from headstart.core.request import EngineRequest
 from headstart.core.step import RequestOutput
 from headstart.engine.driver import StepDriver
@@ -18,6 +18,8 @@ from headstart.engine.ipc import (
     Abort,
     Add,
     Channel,
+    Estimate,
+    Estimated,
     FromEngine,
     Outputs,
     Ping,
@@ -79,6 +81,8 @@ class EngineLoop:
                         self._core.abort(request_id, self._clock())
                 case Ping(number=number):
                     self._channel.send(Pong(number, self._core.stats()))
+                case Estimate(number=number, request=request):
+                    self._channel.send(self._estimate(number, request))
                 case Shutdown():
                     self._stopping = True
                     return
@@ -88,8 +92,17 @@ class EngineLoop:
             self._core.add_request(request, self._clock())
         except QueueFull as error:
             self._channel.send(Refused(request.request_id, str(error), (error.num_waiting, error.limit)))
+        except SloMiss as error:
+            numbers = (error.predicted, error.slo, error.retry_after)
+            self._channel.send(Refused(request.request_id, str(error), slo_miss=numbers))
         except RequestRefused as error:
             self._channel.send(Refused(request.request_id, str(error)))
+
+    def _estimate(self, number: int, request: EngineRequest) -> Estimated:
+        try:
+            return Estimated(number, self._core.estimate(request, self._clock()))
+        except RequestRefused as error:
+            return Estimated(number, None, str(error))
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
         """One message for all; none if there is nothing new to say."""

@@ -26,6 +26,7 @@ def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
         prompt_logprobs=tuple(entry for output in outputs for entry in output.prompt_logprobs),
         time=outputs[0].time,
         ledger=next((output.ledger for output in outputs if output.ledger), ()),
+        predicted_ttft=max(output.predicted_ttft for output in outputs),
     )
 
 

@@ -11,13 +11,20 @@ from headstart.core.step import ModelOutput, SchedulerOutput
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """What `start` settled. `summary` is the human-readable half of the start-up line (device, dtype, memory)."""
+    """What `start` settled. `summary` is the human-readable half of the start-up line (device, dtype, memory).
+
+    `num_weight_bytes` and `kv_bytes_per_token`, over all layers, are as they are held; `formats` says in which formats.
+    """
 
     num_blocks: int
     block_size: int
     max_model_len: int  # the model's context; the caller lowers it to what the pool holds
     vocab_size: int
     summary: str
+    num_weight_bytes: int = 0
+    kv_bytes_per_token: float = 0.0
+    formats: str = ""
+    threads: int = 1
 
 
 class Executor(Protocol):

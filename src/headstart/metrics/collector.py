@@ -15,6 +15,9 @@ from headstart.core.step import RequestOutput
 from headstart.metrics.ledger import PARTS, Ledger
 from headstart.metrics.prometheus import Counter, HistogramFamily, Sampled, Samples, exposition
 
+SLO_MET, SLO_MISSED, SLO_REJECTED = "met", "missed", "rejected"
+# Of a predicted to a real time.
+RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 REFUSED = "refused"  # beside the engine's reasons: it was never begun
 # 1 ms to 60 s; each bound at most 2.5 times the one before.
 SECONDS: tuple[float, ...] = (
@@ -63,6 +66,14 @@ class Collector:
         )
         self.prompt_tokens = HistogramFamily("headstart_request_prompt_tokens", "Prompt lengths.", TOKENS)
         self.generation_tokens = HistogramFamily("headstart_request_generation_tokens", "Answer lengths.", TOKENS)
+        self.prediction = HistogramFamily(
+            "headstart_ttft_predicted_over_real_ratio",
+            "Time to first token as predicted when a request was let in, over what it was.",
+            RATIOS,
+        )
+        self._slo = Counter(
+            "headstart_slo_requests_total", "Requests with a TTFT SLO by what became of it.", ("outcome",)
+        )
         self._finished = Counter("headstart_requests_finished_total", "Requests by how they ended.", ("finish_reason",))
         self._responses = Counter("headstart_http_responses_total", "HTTP answers.", ("route", "status"))
         self._clients_gone = 0
@@ -75,11 +86,19 @@ class Collector:
         self.prompt_tokens.child().observe(num_prompt_tokens)
         return RequestTrack(self, received)
 
-    def first_token(self, ledger: Ledger) -> None:
-        """A complete ledger: its request's first text was just written."""
-        self.ttft.child().observe(sum(seconds for _, seconds in ledger))
+    def first_token(self, ledger: Ledger, predicted: float = 0.0, slo: float | None = None) -> None:
+        """A complete ledger: its request's first text was just written. `predicted` (0: none), `slo`: seconds."""
+        ttft = sum(seconds for _, seconds in ledger)
+        self.ttft.child().observe(ttft)
+        if predicted > 0 and ttft > 0:
+            self.prediction.child().observe(predicted / ttft)
+        if slo is not None:
+            self.slo(SLO_MET if ttft <= slo else SLO_MISSED)
         for part, seconds in ledger:
             self.parts.child(part).observe(seconds)
+
+    def slo(self, outcome: str) -> None:
+        self._slo.add(1, outcome)
 
     def response(self, route: str, status: int) -> None:
         self._responses.add(1, route, str(status))
@@ -98,10 +117,12 @@ class Collector:
         view = self._engine()
         histograms = (
             *(self.ttft, self.parts, self.itl, self.tpot, self.e2e, self.queue),
-            *(self.prompt_tokens, self.generation_tokens),
+            *(self.prompt_tokens, self.generation_tokens, self.prediction),
         )
         aborts = _total("headstart_aborts_total", "HTTP requests whose client left before the end.", self._clients_gone)
-        return exposition((*histograms, self._finished, self._responses, aborts, *self._engine_metrics(view)))
+        return exposition(
+            (*histograms, self._finished, self._slo, self._responses, aborts, *self._engine_metrics(view))
+        )
 
     def _engine_metrics(self, view: EngineView) -> tuple[Sampled, ...]:
         build = Sampled(

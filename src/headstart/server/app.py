@@ -22,6 +22,7 @@ from headstart.server.auth import ApiKeyGate
 from headstart.server.chat import ChatApi
 from headstart.server.completions import CompletionsApi
 from headstart.server.errors import ApiError, internal_error
+from headstart.server.estimate import EstimateEndpoint
 from headstart.server.formats import Api
 from headstart.server.generation import GenerationEndpoint
 from headstart.server.http import REFUSED, received_at, request_id
@@ -31,7 +32,7 @@ from headstart.text import ChatTemplate, Tokenizer
 
 access_logger = logging.getLogger("headstart.access")
 OTHER = "other"  # the route, in the metrics, of what has none
-_EXPOSED = ("server-timing", "x-request-id", "retry-after")
+_EXPOSED = ("server-timing", "x-request-id", "retry-after", "x-headstart-predicted-ttft-ms")
 
 
 def create_app(
@@ -46,10 +47,14 @@ def create_app(
     `defaults`: what requests get for sampling fields that they leave out.
     """
     services = make_services(config, engine, tokenizer, chat_template, defaults or SamplingDefaults())
-    apis: tuple[Api, ...] = (ChatApi(services.prompts), CompletionsApi())
+    chat, completions = ChatApi(services.prompts), CompletionsApi()
+    apis: tuple[Api, ...] = (chat, completions)
     warm_up(services, apis)
     app: ASGIApp = Starlette(
-        routes=_routes(services, apis),
+        routes=[
+            *_routes(services, apis),
+            Route("/v1/ttft/estimate", EstimateEndpoint(services, chat, completions), methods=["POST"]),
+        ],
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _unforeseen},
     )
     if config.server.api_keys:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headstart.server.errors import ApiError
 from headstart.server.http import send_error
+from headstart.server.promise import TENANT
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 
@@ -27,7 +28,12 @@ class ApiKeyGate:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._knows(scope["headers"]):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        tenant = self._tenant(scope["headers"])
+        if tenant is not None:
+            scope[TENANT] = tenant
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -38,14 +44,15 @@ class ApiKeyGate:
         )
         await send_error(send, error)
 
-    def _knows(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def _tenant(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        """Who has this key, by its place in the list; None: nobody."""
         value = next((value for name, value in headers if name == b"authorization"), b"")
         scheme, _, key = value.partition(b" ")
         if scheme.lower() != b"bearer":
-            return False
+            return None
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches)
+        return str(matches.index(True)) if any(matches) else None
 
 
 def _digest(key: bytes) -> bytes:

@@ -64,6 +64,11 @@ class Choice:
             skip_special_tokens=asked.skip_special_tokens,
         )
 
+    @property
+    def source(self) -> RequestOutput | None:
+        """The output that brought the first token."""
+        return self._source
+
     def feed(self, output: RequestOutput) -> Delta | None:
         """Take in one output. Raises `ApiError` if the engine gave the request up."""
         if output.finish_reason is FinishReason.ERROR:

@@ -77,8 +77,10 @@ class Api(Protocol):
         ...
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, ledger: Ledger | None) -> dict[str, Any]:
-    """OpenAI's usage object; `ttft_ms` and `ttft_ledger` (milliseconds by part) are ours."""
+def usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, ledger: Ledger | None, predicted_ttft: float
+) -> dict[str, Any]:
+    """OpenAI's usage object; `ttft_ms`, `predicted_ttft_ms` and `ttft_ledger` (milliseconds by part) are ours."""
     fields: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -87,5 +89,6 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, ledger
     }
     if ledger is not None:
         fields["ttft_ms"] = round(sum(seconds for _, seconds in ledger) * 1000, 3)
+        fields["predicted_ttft_ms"] = round(predicted_ttft * 1000, 3)
         fields["ttft_ledger"] = in_milliseconds(ledger)
     return fields

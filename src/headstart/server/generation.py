@@ -20,13 +20,14 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 import headstart
+from headstart.core.errors import SloMiss
 from headstart.core.request import EngineRequest
 from headstart.engine import EngineDeadError, QueueFullError, RequestRefused, Reservation
-from headstart.metrics.collector import REFUSED, RequestTrack
+from headstart.metrics.collector import REFUSED, SLO_REJECTED, RequestTrack
 from headstart.metrics.ledger import Ledger
 from headstart.server import sse
 from headstart.server.choice import Choice, Delta, run_choice
-from headstart.server.errors import ApiError, bad_field, engine_dead, internal_error, queue_full, shutting_down
+from headstart.server.errors import ApiError, Headers, bad_field, engine_dead, internal_error, queue_full, shutting_down
 from headstart.server.formats import Api, Head, Whole, usage
 from headstart.server.http import (
     HOLD_NEXT_WRITE,
@@ -38,6 +39,7 @@ from headstart.server.http import (
 )
 from headstart.server.merge import merge
 from headstart.server.params import Generation, nth_seed
+from headstart.server.promise import Asker, asker_of, estimate_fields, predicted_header, slo_missed
 from headstart.server.services import Services
 from headstart.server.timing import Stamps, server_timing
 from headstart.text import Detokenizer
@@ -58,11 +60,17 @@ class Job:
     choices: tuple[Choice, ...]
     num_prompt_tokens: int
 
+    @property
+    def predicted_ttft(self) -> float:
+        """In seconds, as the engine said when it let the first choice in; 0 before there is a token."""
+        source = self.choices[0].source
+        return 0.0 if source is None else source.predicted_ttft
+
     def usage(self, ledger: Ledger | None) -> dict[str, Any]:
         generated = sum(choice.num_output_tokens for choice in self.choices)
         # The first choice of each prompt: the others find what it has just computed.
         cached = sum(choice.num_cached_tokens for choice in self.choices[:: self.asked.n])
-        return usage(self.num_prompt_tokens, generated, cached, ledger)
+        return usage(self.num_prompt_tokens, generated, cached, ledger, self.predicted_ttft)
 
 
 class GenerationEndpoint:
@@ -77,29 +85,41 @@ class GenerationEndpoint:
         try:
             received = received_at(scope)
             body = await read_json_body(scope, receive, self._services.max_body_bytes)
-            await self._answer_unless_gone(body, received, reply, receive)
+            await self._answer_unless_gone(body, received, asker_of(scope), reply, receive)
         except ClientGoneError:
             return
         except asyncio.CancelledError:  # the server's grace is over; this task ends here, so nobody else needs to know
             await reply.fail(shutting_down(), receive)
         except Exception as error:
-            await reply.fail(_as_api_error(error), receive)
+            if isinstance(error, SloMiss):
+                self._services.collector.slo(SLO_REJECTED)
+            await reply.fail(as_api_error(error), receive)
 
-    async def _answer_unless_gone(self, body: bytearray, received: float, reply: _Reply, receive: Receive) -> None:
+    async def estimate(self, body: bytearray, received: float, asker: Asker) -> dict[str, object]:
+        """What the engine predicts for the request now; it is not run. Raises what running it would."""
+        job = await self._submit(body, received, asker)
+        request = job.choices[0].request
+        found = await self._services.engine.estimate(request)
+        before = job.stamps.submitted - job.stamps.received
+        return estimate_fields(found, before, len(request.prompt_token_ids), request.slo_ttft)
+
+    async def _answer_unless_gone(
+        self, body: bytearray, received: float, asker: Asker, reply: _Reply, receive: Receive
+    ) -> None:
         try:
             async with WatchClient(receive):
-                await self._answer(body, received, reply)
+                await self._answer(body, received, asker, reply)
         except ClientGoneError:
             self._services.collector.client_gone()
 
-    async def _answer(self, body: bytearray, received: float, reply: _Reply) -> None:
-        job = await self._submit(body, received)
+    async def _answer(self, body: bytearray, received: float, asker: Asker, reply: _Reply) -> None:
+        job = await self._submit(body, received, asker)
         if job.asked.stream:
             await self._stream(job, reply)
         else:
             await self._whole(job, reply)
 
-    async def _submit(self, body: bytearray, received: float) -> Job:
+    async def _submit(self, body: bytearray, received: float, asker: Asker) -> Job:
         """Everything before the engine. Raises `ApiError`."""
         services, api = self._services, self._api
         limits = services.limits()
@@ -120,7 +140,7 @@ class GenerationEndpoint:
         choices: list[Choice] = []
         for ids in prompts:
             for _ in range(asked.n):
-                choices.append(self._choice(len(choices), ids, asked, head.id, stamps))
+                choices.append(self._choice(len(choices), ids, asked, head.id, stamps, asker))
                 if len(choices) % _MADE_AT_ONCE == 0:
                     await asyncio.sleep(0)
         return Job(asked, head, stamps, tuple(choices), sum(map(len, prompts)))
@@ -141,7 +161,9 @@ class GenerationEndpoint:
                 f"asks for {count} answers; at most {self._services.max_choices} can be made or wait at once",
             )
 
-    def _choice(self, index: int, ids: tuple[int, ...], asked: Generation, answer_id: str, stamps: Stamps) -> Choice:
+    def _choice(
+        self, index: int, ids: tuple[int, ...], asked: Generation, answer_id: str, stamps: Stamps, asker: Asker
+    ) -> Choice:
         room = self._services.engine.info.max_model_len - len(ids)
         params = replace(
             asked.sampling,
@@ -156,8 +178,16 @@ class GenerationEndpoint:
             priority=asked.priority,
             cache_salt=asked.cache_salt,
             submit_time=0.0 if index % asked.n else stamps.submitted,  # the others wait for the first
+            tenant=asker.tenant,
+            slo_ttft=None if index else self._slo(asked, asker),
         )
         return Choice(index, request, self._echo(asked, index, ids), asked, self._services.tokenizer)
+
+    def _slo(self, asked: Generation, asker: Asker) -> float | None:
+        """Of an answer's first choice: the field's, else the header's, else the server's."""
+        wanted = asker.slo_ttft if asked.slo_ttft is None else asked.slo_ttft
+        default = self._services.config.scheduler.slo_ttft_ms
+        return wanted if wanted is not None or default is None else default / 1000
 
     def _echo(self, asked: Generation, index: int, ids: tuple[int, ...]) -> str:
         """The prompt as text. Of ids that end inside a character, that character comes with the answer."""
@@ -220,7 +250,7 @@ class GenerationEndpoint:
                 left -= delta.finish_reason is not None
                 if not started:
                     ledger, started = self._first_text(job, delta), True
-                    await reply.start(sse.HEADERS, ledger)
+                    await reply.start((*sse.HEADERS, *self._promised(job, ledger)), ledger)
                 if left:
                     await reply.write(event)
                 else:
@@ -245,7 +275,7 @@ class GenerationEndpoint:
         }
         body = msgspec.json.encode(answer)
         headers = ((b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()))
-        await reply.start(headers, ledger)
+        await reply.start((*headers, *self._promised(job, ledger)), ledger)
         await reply.write(body, more=False)
 
     def _first_text(self, job: Job, delta: Delta) -> Ledger | None:
@@ -254,8 +284,12 @@ class GenerationEndpoint:
             return None
         waited = job.choices[delta.index].request.submit_time - job.stamps.submitted
         ledger = job.stamps.ledger(delta.source, time.monotonic(), waited)
-        self._services.collector.first_token(ledger)
+        self._services.collector.first_token(ledger, job.predicted_ttft, job.choices[0].request.slo_ttft)
         return ledger
+
+    @staticmethod
+    def _promised(job: Job, ledger: Ledger | None) -> Headers:
+        return () if ledger is None or not job.predicted_ttft else predicted_header(job.predicted_ttft)
 
 
 class _Reply:
@@ -292,10 +326,12 @@ class _Reply:
             logger.debug("a client that does not read missed its error")
 
 
-def _as_api_error(error: Exception) -> ApiError:
+def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case SloMiss():
+            return slo_missed(error)
         case QueueFullError():
             return queue_full(error.num_waiting, error.limit)
         case EngineDeadError():

@@ -14,6 +14,7 @@ from headstart.config import ServerConfig
 from headstart.core.request import SamplingParams
 from headstart.hub.generation_config import SamplingDefaults
 from headstart.server.errors import ApiError, bad_field
+from headstart.server.promise import SLO_FIELD, slo_seconds
 from headstart.server.protocol import ChatRequest, CompletionRequest, SamplingFields
 
 MAX_STOP_STRINGS = 16
@@ -73,6 +74,7 @@ class Generation:
     echo: bool = False
     priority: int = 0
     cache_salt: str = ""
+    slo_ttft: float | None = None  # seconds
 
 
 def sampling_params(
@@ -128,6 +130,7 @@ def generation(
         echo=echo,
         priority=_priority(fields, limits),
         cache_salt=_cache_salt(fields),
+        slo_ttft=None if fields.slo_ttft_ms is None else slo_seconds(SLO_FIELD, fields.slo_ttft_ms),
     )
 
 

@@ -46,6 +46,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    slo_ttft_ms: float | None = None
     # Would change the answer and are not honoured: refused when set (see `params.refuse_unsupported`).
     best_of: int | None = None
     min_tokens: int | None = None

@@ -21,6 +21,8 @@ from headstart.worker.model_runner import ModelRunner
 from headstart.worker.threads import usable_cores
 from headstart.worker.warmup import warmup_steps
 
+# Tokens of prefill in the warm-up's steps: buffers for longer ones are made when the first comes.
+_WARM_CHUNK, _WARM_MIXED_CHUNK = 512, 128
 _MIN_TOKENS = 2  # a prompt of one token and its answer
 
 
@@ -69,6 +71,10 @@ class Worker:
             max_model_len=max_model_len,
             vocab_size=self._spec.vocab_size,
             summary=_summary(decoder, pool, dtype, threads),
+            num_weight_bytes=decoder.num_weight_bytes,
+            kv_bytes_per_token=pool.data.nbytes / (pool.num_blocks * pool.block_size),
+            formats=f"{_name(dtype)} {self._config.model.quantization} {pool.layout.format}",
+            threads=threads,
         )
 
     @torch.inference_mode()
@@ -104,8 +110,8 @@ class Worker:
                 num_blocks=pool.num_blocks,
                 block_size=pool.block_size,
                 max_model_len=max_model_len,
-                max_chunk=scheduler.max_num_batched_tokens,
-                mixed_chunk=scheduler.mixed_step_tokens,
+                max_chunk=min(scheduler.max_num_batched_tokens, _WARM_CHUNK),
+                mixed_chunk=min(scheduler.max_num_batched_tokens, _WARM_MIXED_CHUNK),
                 max_num_seqs=scheduler.max_num_seqs,
             )
         )
