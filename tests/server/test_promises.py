@@ -79,6 +79,6 @@ def test_a_real_engine_predicts_and_estimates(tmp_path: Path) -> None:
         chat = served.running.client.post(
             "/v1/ttft/estimate", json={"messages": [{"role": "user", "content": "Hello"}]}
         )
-        assert chat.json()["prompt_tokens"] > 0
+        assert chat.status_code == 200, chat.text
         assert served.running.client.post("/v1/ttft/estimate", json={"prompt": "x" * 9_000}).status_code == 400
         assert 'headstart_slo_requests_total{outcome="met"} 1' in served.running.client.get("/metrics").text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from starlette.types import Receive, Scope, Send
 
@@ -16,7 +18,7 @@ from headstart.server.services import Services
 
 
 class _Kind(msgspec.Struct):
-    messages: msgspec.Raw | None = None
+    messages: Any = None
 
 
 class EstimateEndpoint:
