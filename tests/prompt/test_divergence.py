@@ -68,7 +68,7 @@ CASES: list[tuple[Kind, dict[str, Any], dict[str, Any]]] = [
     (Kind.VALUE, system_with("en-US"), system_with("de-CH")),
     (Kind.SYSTEM_CHANGED, chat("Hi", system="Be brief and kind."), chat("Hi", system="Write at length.")),
     (Kind.MESSAGE_EDITED, chat("Old words here", "a", "q"), chat("Quite another thing", "a", "q")),
-    (Kind.VARIABLE_FIRST, chat(f"Cats purr when they are stroked.\n\n{LONG}"), chat(f"How do planes fly so high?\n\n{LONG}")),
+    (Kind.VARIABLE_FIRST, chat(f"Cats purr when stroked.\n\n{LONG}"), chat(f"How do planes fly so high?\n\n{LONG}")),
     (Kind.NEW_TEXT, chat("Tell me of rivers"), chat("Why do planes fly?")),
     (Kind.CONTINUED, chat("Hi"), chat("Hi", "Hello", "Who are you?")),
 ]  # fmt: skip

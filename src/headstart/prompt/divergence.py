@@ -20,7 +20,7 @@ from headstart.prompt.volatile import volatile_value
 
 _CONTEXT = 40  # characters shown on each side
 _LONGEST_VALUE = 60  # characters of a name, a place, a language
-_MOST_WORDS = 4  # of such a value
+_MOST_WORDS = 4  # of such a value; in a message of a user, who may well have asked another thing, it is one
 _LONGEST_COMPARED = 20_000  # characters that a similarity is taken from
 
 
@@ -123,7 +123,7 @@ def _classify(old: Sequence[Part], new: Sequence[Part], at: int, offset: int) ->
         return kind, offset, offset
     if value := volatile_value(theirs, ours, offset):
         return value
-    if span := _short_value(theirs, ours, offset):
+    if span := _short_value(theirs, ours, offset, _most_words(new[at])):
         return Kind.VALUE, *span
     return _changed_text(old, new, at), offset, len(ours)
 
@@ -211,16 +211,20 @@ def _passages_reordered(old: str, new: str) -> bool:
     return False
 
 
-def _short_value(old: str, new: str, offset: int) -> tuple[int, int] | None:
+def _short_value(old: str, new: str, offset: int, most_words: int) -> tuple[int, int] | None:
     """`[start, end)` in `new` of a few words that stand in the place of a few others, amid the same text."""
     start = max(new.rfind(" ", 0, offset), new.rfind("\n", 0, offset)) + 1
     theirs, ours = old[start:], new[start:]
     for stop in re.finditer(r"(?=[\s.,;:!?)\]\"'<|]|$)", ours[: _LONGEST_VALUE + 1]):
         follow = ours[stop.start() : stop.start() + 24]
         place = theirs.find(follow, 0, _LONGEST_VALUE + len(follow)) if len(follow) >= 12 else -1
-        if place >= 0 and stop.start() and max(_words(theirs[:place]), _words(ours[: stop.start()])) <= _MOST_WORDS:
+        if place > 0 and stop.start() and max(_words(theirs[:place]), _words(ours[: stop.start()])) <= most_words:
             return start, start + stop.start()
     return None
+
+
+def _most_words(part: Part) -> int:
+    return _MOST_WORDS if part.role in ("system", "developer") else 1
 
 
 def _words(text: str) -> int:
