@@ -35,13 +35,9 @@ BLOCK_SIZE = 16
 TIE_BAR = 0.5  # logits; half-precision rounding moves the logits of the default model by less
 # Served together: tokens of prefill a step, beside decodes, and steps in flight. The last two find the first's cache.
 WAYS = {
-    "together": SchedulerConfig(max_num_seqs=16, max_chunk_ms=512, slo_tpot_ms=128, pipeline_depth=1),
-    "chunks of 48": SchedulerConfig(
-        max_num_batched_tokens=64, max_chunk_ms=48, slo_tpot_ms=48, max_num_seqs=16, pipeline_depth=1
-    ),
-    "chunks of 7, warm": SchedulerConfig(
-        max_num_batched_tokens=23, max_chunk_ms=7, slo_tpot_ms=7, max_num_seqs=16, pipeline_depth=2
-    ),
+    "together": SchedulerConfig(max_num_seqs=16, pipeline_depth=1),
+    "chunks of 48": SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=16, pipeline_depth=1),
+    "chunks of 7, warm": SchedulerConfig(max_num_batched_tokens=23, max_num_seqs=16, pipeline_depth=2),
 }
 Answer = list[TokenLogprob]
 
@@ -102,7 +98,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Compared], str]:
     def engine_of(scheduler: SchedulerConfig, *, prefix_cache: bool) -> InProcessEngine:
         core = EngineCore(
             scheduler,
-            LinearCosts(prefill_token=1e-3),  # a millisecond a token: budgets are in tokens
+            LinearCosts(step=0.01),  # whatever is in a step: rows alone bound it
             num_blocks=built.info.num_blocks,
             block_size=BLOCK_SIZE,
             max_model_len=built.info.max_model_len,
@@ -111,7 +107,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Compared], str]:
         return InProcessEngine(core, built.executor)
 
     try:
-        whole = SchedulerConfig(max_num_batched_tokens=2048, max_chunk_ms=4096, pipeline_depth=1)
+        whole = SchedulerConfig(max_num_batched_tokens=2048, pipeline_depth=1)
         quiet = engine_of(whole, prefix_cache=False)
         alone = [serve(quiet, f"alone {index}", [prompt], args.tokens)[0] for index, prompt in enumerate(prompts)]
         found = {}
