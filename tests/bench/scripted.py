@@ -40,6 +40,11 @@ class Call:
         self.writer.write(head.encode() + payload)
         await self.writer.drain()
 
+    async def text(self, value: str) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(value)}\r\n\r\n"
+        self.writer.write((head + value).encode())
+        await self.writer.drain()
+
     async def begin(self, **headers: str) -> None:
         """The head of a stream."""
         self.streamed = True
@@ -88,10 +93,14 @@ async def answer(call: Call) -> None:
 
 @dataclass
 class ScriptedServer:
-    """`script` answers POSTs to the completion endpoints; probes (not streamed) are answered by `answer`."""
+    """`script` answers POSTs to the completion endpoints, and questions for metrics if there are any.
+
+    Probes (not streamed) are answered by `answer`.
+    """
 
     script: Script = answer
     has_tokenize: bool = True
+    has_metrics: bool = False
     calls: list[Call] = field(default_factory=list)
     url: str = ""
     num_open: int = 0
@@ -136,6 +145,8 @@ class ScriptedServer:
             await call.json({"count": len(call.body["prompt"].split())})
         elif call.path.endswith("completions"):
             await (self.script if call.stream else answer)(call)
+        elif call.path == "/metrics" and self.has_metrics:
+            await self.script(call)
         else:
             await call.json({"error": {"message": "not here"}}, status=404)
 
@@ -149,8 +160,10 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> C
 
 
 @asynccontextmanager
-async def scripted_server(script: Script = answer, *, has_tokenize: bool = True) -> AsyncIterator[ScriptedServer]:
-    scripted = ScriptedServer(script, has_tokenize)
+async def scripted_server(
+    script: Script = answer, *, has_tokenize: bool = True, has_metrics: bool = False
+) -> AsyncIterator[ScriptedServer]:
+    scripted = ScriptedServer(script, has_tokenize, has_metrics)
     tasks: set[asyncio.Task[None]] = set()
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

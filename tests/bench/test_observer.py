@@ -58,6 +58,7 @@ def test_tpot_counts_tokens_and_the_largest_gap_counts_deltas() -> None:
     record = record_of(observer, end=2.5)
     assert record.tpot_ms == pytest.approx(800 / 4)
     assert record.max_gap_ms == pytest.approx(700)
+    assert record.gaps_ms == pytest.approx([100, 700])
     assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (10, 4, 5)
 
 
@@ -116,3 +117,21 @@ def test_a_refusal_and_an_answer_without_a_stream_are_errors() -> None:
     observer.finish()
     assert observer.error is not None
     assert "without a stream" in observer.error
+
+
+@pytest.mark.parametrize(
+    ("header", "usage", "expected"),
+    [
+        ("412.5", {}, 412.5),
+        ("", {"predicted_ttft_ms": 80.0}, 80.0),
+        ("soon", {}, None),
+        ("nan", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_prediction_is_the_headers_or_else_the_usages(
+    header: str, usage: dict[str, float], expected: float | None
+) -> None:
+    headers = {"x-headstart-predicted-ttft-ms": header} if header else None
+    observer = observed((1.5, say("a")), (1.6, event(usage=usage)), headers=headers)
+    assert record_of(observer, end=1.7).predicted_ttft_ms == expected

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from headstart.bench import BenchError, BenchOptions
 from headstart.bench.options import LengthDist
 from headstart.bench.report import Report, read_report, write_report
 from headstart.bench.run import run_async
+from headstart.bench.table import print_report
 from tests.bench.scripted import Call, ScriptedServer, answer, scripted_server
 
 QUICK: dict[str, Any] = {"rate": 1000.0, "short_interval": 0.001, "timeout": 60.0, "speed": 1000.0}
@@ -252,6 +255,46 @@ async def test_errors_are_counted_and_kept_apart_from_latencies() -> None:
     assert (group.requests, group.ok, group.errors) == (10, 5, 5)
     assert {record.error for record in report.records if record.failed} == {"HTTP 503: refused 30"}
     assert report.num_errors == 5
+
+
+async def test_a_server_that_says_not_now_has_rejected_and_not_failed() -> None:
+    count = 0
+
+    async def script(call: Call) -> None:
+        nonlocal count
+        count += call.stream
+        if call.stream and count % 2:
+            await call.json({"error": {"message": "too late", "code": "slo_miss"}}, status=429)
+        else:
+            await answer(call)
+
+    async with scripted_server(script) as server:
+        report = await run_async(options(server.url, workload="poisson", requests=10, prompt_tokens=LengthDist(30, 30)))
+    (group,) = report.groups
+    assert (group.ok, group.rejected, group.errors) == (5, 5, 0)
+    assert (report.num_rejected, report.num_errors) == (5, 0)
+    assert group.rejection is not None
+    print_report(report, Console(file=io.StringIO()))
+
+
+async def test_the_chunk_sizes_are_those_of_the_run() -> None:
+    steps = {"16": 5, "64": 7, "+Inf": 7}  # cumulative, as it is in the text format; what was before the run
+
+    async def script(call: Call) -> None:
+        if call.path.endswith("completions"):
+            await answer(call)
+            return
+        name = "headstart_step_prefill_tokens_bucket"
+        await call.text("".join(f'{name}{{le="{bound}"}} {count}\n' for bound, count in steps.items()))
+        steps.update({"16": 6, "64": 10, "+Inf": 12})
+
+    async with scripted_server(script, has_metrics=True) as server:
+        report = await run_async(options(server.url, workload="idle", requests=1, lengths=(30,)))
+    found = [(each.above, each.up_to, each.steps) for each in report.chunks["server"]]
+    assert found == [(0, 16, 1), (16, 64, 2), (64, None, 2)]
+    out = io.StringIO()
+    print_report(report, Console(file=out))
+    assert "over 64" in out.getvalue()
 
 
 async def test_two_servers_take_turns_and_give_ratios() -> None:

@@ -55,6 +55,27 @@ def test_a_summary_of_a_mixed_group() -> None:
     assert summary.slo_met == pytest.approx(2 / 6)
 
 
+def test_rejections_are_no_errors_and_miss_no_slo_of_the_accepted() -> None:
+    summary = summarise(
+        [
+            record(sent_s=0.0, end_s=4.0, ttft_ms=100, predicted_ttft_ms=110, gaps_ms=[1.0, 3.0]),
+            record(sent_s=0.0, end_s=4.0, ttft_ms=400, predicted_ttft_ms=200, gaps_ms=[2.0]),
+            record(status="rejected", sent_s=1.0, end_s=1.0, e2e_ms=5.0, predicted_ttft_ms=9000),
+            record(status="rejected", sent_s=1.0, end_s=1.0, e2e_ms=7.0),
+        ],
+        SLO(ttft_ms=250),
+    )
+    assert (summary.requests, summary.ok, summary.rejected, summary.errors) == (4, 2, 2, 0)
+    assert (summary.slo_met, summary.slo_met_accepted) == (0.25, 0.5)
+    assert summary.goodput == pytest.approx(1 / 4)
+    assert summary.rejection is not None
+    assert summary.rejection.p50 == 6.0
+    assert summary.itl is not None
+    assert summary.itl.p50 == 2.0
+    assert summary.prediction_error is not None
+    assert summary.prediction_error.p50 == pytest.approx((0.1 + 0.5) / 2)  # of those that have a TTFT to compare with
+
+
 def test_what_is_unknown_stays_unknown() -> None:
     summary = summarise([record(status="error", sent_s=None, end_s=0.0)], SLO())
     assert (summary.ttft, summary.hit_rate, summary.qps, summary.goodput, summary.ledger) == (None,) * 5

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headstart.core.engine_core import CoreStats
+from headstart.core.engine_core import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.request import FinishReason
 from headstart.core.step import RequestOutput
 from headstart.metrics.collector import Collector, EngineView
 from headstart.metrics.ledger import PARTS
 
-STATS = CoreStats(1, 2, 30, 10, 64, 13, 5, 600, 70, 80, 9, 11, 12)
+STATS = CoreStats(1, 2, 30, 10, 64, 13, 5, 600, 70, 80, 9, 11, 12, (0, 3, 1, *[0] * (len(PREFILL_STEP_TOKENS) - 2)))
 
 
 def collector(stats: CoreStats | None = STATS, up: bool = True) -> Collector:
@@ -105,3 +105,12 @@ def test_stats_are_asked_for_at_each_reading() -> None:
     found = Collector(lambda: EngineView(True, now[0]), version="1", model="m")
     now[0] = dataclasses.replace(STATS, num_running=7)
     assert samples(found)["headstart_num_requests_running",] == 7
+
+
+def test_the_chunk_sizes_are_a_histogram() -> None:
+    values = samples(collector())
+    name = "headstart_step_prefill_tokens"
+    assert values[f"{name}_bucket", "16"] == 0
+    assert values[f"{name}_bucket", "32"] == 3
+    assert values[f"{name}_count",] == 4
+    assert values[f"{name}_sum",] == STATS.prompt_tokens_computed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -10,6 +11,8 @@ import msgspec
 from headstart.bench.ledger import from_usage, parse_server_timing
 from headstart.bench.record import RequestRecord
 from headstart.bench.sse import Choice, Chunk, SSEParser, Usage, decode_chunk, error_message
+
+PREDICTED_HEADER = "x-headstart-predicted-ttft-ms"
 
 
 class StreamObserver:
@@ -21,7 +24,7 @@ class StreamObserver:
         self.sent: float | None = None
         self.first: float | None = None
         self.last: float | None = None
-        self.max_gap: float | None = None
+        self.gaps: list[float] = []
         self.num_deltas = 0
         self.usage = Usage()
         self.finish_reason: str | None = None
@@ -30,7 +33,7 @@ class StreamObserver:
         self.done_marker = False
         self.stopped = False  # set by whoever ends the stream on purpose
         self._keep_text = keep_text
-        self._timing = ""
+        self._timing = self._predicted = ""
         self._streams = False
         self._parser = SSEParser()
         self._body = bytearray()
@@ -41,6 +44,7 @@ class StreamObserver:
     def on_head(self, status: int, headers: dict[str, str], now: float) -> None:
         self.status = status
         self._timing = headers.get("server-timing", "")
+        self._predicted = headers.get(PREDICTED_HEADER, "")
         self._streams = status == 200 and "event-stream" in headers.get("content-type", "")
 
     def on_body(self, data: bytes, now: float) -> None:
@@ -90,7 +94,7 @@ class StreamObserver:
             self.first = now
             self.first_delta.set()
         else:
-            self.max_gap = max(self.max_gap or 0.0, now - self.last)
+            self.gaps.append(now - self.last)
         self.last = now
 
     # -- what a record takes from it
@@ -112,13 +116,13 @@ class StreamObserver:
         record.late_ms = max(0.0, record.sent_s - record.planned_s) * 1e3
         record.e2e_ms = ((self.last if record.status == "ok" and self.last else end) - self.sent) * 1e3
         self._fill_ledger(record)
+        record.predicted_ttft_ms = _milliseconds(self._predicted) or self.usage.predicted_ttft_ms
         if self.first is None or self.last is None:
             return
         record.ttft_ms = (self.first - self.sent) * 1e3
-        gap = self.max_gap
-        if record.status == "stopped":
-            gap = max(gap or 0.0, end - self.last)
-        record.max_gap_ms = None if gap is None else gap * 1e3
+        record.gaps_ms = [round(gap * 1e3, 2) for gap in self.gaps]
+        gaps = [*self.gaps, end - self.last] if record.status == "stopped" else self.gaps
+        record.max_gap_ms = max(gaps) * 1e3 if gaps else None
         tokens = record.completion_tokens or self.num_deltas
         if tokens > 1:
             record.tpot_ms = (self.last - self.first) / (tokens - 1) * 1e3
@@ -130,6 +134,14 @@ class StreamObserver:
             record.ledger_ms = sum(parts.values())
         elif self.usage.ttft_ms is not None:
             record.ledger_ms = self.usage.ttft_ms
+
+
+def _milliseconds(header: str) -> float | None:
+    try:
+        value = float(header)
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
 
 
 def _text(choice: Choice) -> str:

@@ -6,15 +6,18 @@ from typing import Literal
 
 import msgspec
 
-Status = Literal["ok", "stopped", "error", "timeout", "interrupted"]
+Status = Literal["ok", "stopped", "rejected", "error", "timeout", "interrupted"]
 
 
 class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=False):
     """Times are in milliseconds but for those that end in `_s`: seconds since the round began.
 
-    `status`: `stopped` is a stream that the workload itself ended and no error; `interrupted` one that Ctrl-C ended.
+    `status`: `stopped` is a stream that the workload itself ended and no error; `rejected` one that the server would
+    not take now (HTTP 429), and said so within `e2e_ms`; `interrupted` one that Ctrl-C ended.
     `ttft_ms`: request written to the socket -> first non-empty content, reasoning or tool delta.
+    `predicted_ttft_ms`: what the server said that it would be, when it let the request in or rejected it.
     `max_gap_ms`: largest time between two deltas; of a stopped stream the time from its last delta to its end counts.
+    `gaps_ms`: the time from each delta to the next.
     `late_ms`: how much later than planned it was sent. `connect_ms`: 0 on a kept connection; no part of the TTFT.
     `ledger`: the server's own account of the TTFT, by part; `ledger_ms` its sum.
     """
@@ -38,8 +41,10 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=False):
     num_deltas: int = 0
     finish_reason: str | None = None
     ttft_ms: float | None = None
+    predicted_ttft_ms: float | None = None
     tpot_ms: float | None = None
     max_gap_ms: float | None = None
+    gaps_ms: list[float] = msgspec.field(default_factory=list)
     e2e_ms: float | None = None
     ledger: dict[str, float] | None = None
     ledger_ms: float | None = None

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from headstart.bench.chunks import ChunkClass
 from headstart.bench.ledger import LedgerCheck
 from headstart.bench.options import BenchError
 from headstart.bench.record import RequestRecord
@@ -40,7 +41,8 @@ class Ratio(msgspec.Struct, kw_only=True):
 class Report(msgspec.Struct, kw_only=True):
     """Everything of a run. `groups` and `figures` are medians over the rounds; `records` holds every request.
 
-    `ledger` (by target) is there only if the check was asked for.
+    `chunks` (by target): how many steps computed how many prompt tokens. `ledger` (by target) is there only if the
+    check was asked for.
     """
 
     schema: Literal["headstart.bench/1"] = SCHEMA
@@ -54,6 +56,7 @@ class Report(msgspec.Struct, kw_only=True):
     notes: list[str]
     groups: list[GroupSummary]
     figures: dict[str, dict[str, float]]
+    chunks: dict[str, list[ChunkClass]]
     ratios: list[Ratio]
     ledger: dict[str, LedgerCheck] | None
     records: list[RequestRecord]
@@ -61,6 +64,10 @@ class Report(msgspec.Struct, kw_only=True):
     @property
     def num_errors(self) -> int:
         return sum(record.failed for record in self.records)
+
+    @property
+    def num_rejected(self) -> int:
+        return sum(record.status == "rejected" for record in self.records)
 
     @property
     def num_answered(self) -> int:
@@ -109,11 +116,17 @@ def _ratio(group: str, metric: str, first: float, second: float) -> Ratio:
 
 def _numbers(summary: GroupSummary) -> dict[str, float]:
     numbers: dict[str, float | None] = {}
-    for name, quantiles in (("ttft", summary.ttft), ("tpot", summary.tpot), ("max_gap", summary.max_gap)):
+    for name, quantiles in (
+        ("ttft", summary.ttft),
+        ("tpot", summary.tpot),
+        ("itl", summary.itl),
+        ("max_gap", summary.max_gap),
+    ):
         if quantiles is not None:
             numbers[f"{name}_p50_ms"], numbers[f"{name}_p99_ms"] = quantiles.p50, quantiles.p99
     numbers["e2e_p50_ms"] = summary.e2e.p50 if summary.e2e else None
     numbers["output_tokens_per_s"] = summary.output_tokens_per_s
     numbers["qps"] = summary.qps
     numbers["goodput"] = summary.goodput
+    numbers["prediction_error_p50"] = summary.prediction_error.p50 if summary.prediction_error else None
     return {name: value for name, value in numbers.items() if value is not None}

@@ -25,6 +25,7 @@ except ImportError:  # an optional speed-up
 
 import msgspec
 
+from headstart.bench.chunks import ChunkClass, add_chunks, chunks_between
 from headstart.bench.ledger import check_ledger
 from headstart.bench.options import BenchOptions, validate
 from headstart.bench.record import RequestRecord
@@ -102,6 +103,7 @@ class _Bench:
         self._workload = workload
         self._targets = targets
         self._records: list[RequestRecord] = []
+        self._chunks: dict[str, list[list[ChunkClass]]] = {target.name: [] for target in targets}
         self._interrupted = False
         self._rounds_done = 0
 
@@ -134,11 +136,13 @@ class _Bench:
             on_end=self.progress.request_ended,
         )
         rng = random.Random(f"{self.options.seed}/{index}")
+        before = await target.chunks()
         try:
             await self._workload.run(session, target, rng)
         finally:
             await session.interrupt()
             self._records += session.records
+        self._chunks[target.name].append(chunks_between(before, await target.chunks()))
 
     def report(self, started: datetime) -> Report:
         options = self.options
@@ -160,6 +164,7 @@ class _Bench:
             notes=[*self._workload.notes, *_length_notes(self._targets)],
             groups=groups,
             figures=figures,
+            chunks={name: add_chunks(rounds) for name, rounds in self._chunks.items()},
             ratios=ratios(groups, figures, names),
             ledger=check,
             records=records,

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Protocol
 
 from headstart.bench.http import Sink, TransferError
@@ -169,7 +170,8 @@ class Session:
             record.status = "stopped" if observer.stopped else "interrupted"
         else:
             observer.finish()
-            record.status = "error" if observer.error else "ok"
+            refused = observer.status == HTTPStatus.TOO_MANY_REQUESTS
+            record.status = "rejected" if refused else "error" if observer.error else "ok"
         observer.fill(record, end=self._clock.now(), since=lambda when: when - self._began)
         self.records.append(record)
         self._on_end(record)

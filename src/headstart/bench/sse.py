@@ -37,6 +37,7 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptDetails | None = None
     ttft_ms: float | None = None  # headstart: the ledger's sum, and its parts
     ttft_ledger: dict[str, float] | None = None
+    predicted_ttft_ms: float | None = None
 
 
 class Delta(msgspec.Struct):

@@ -20,7 +20,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 class Quantiles(msgspec.Struct):
-    """Of one time, in milliseconds."""
+    """Of one quantity; a time is in milliseconds."""
 
     p50: float
     p90: float
@@ -36,9 +36,11 @@ class GroupSummary(msgspec.Struct, kw_only=True):
     """One group of requests at one target; over several rounds: the median of each number, counts added up.
 
     Latencies are of answered requests only; `errors` counts the others. Rates count from the first request sent to the
-    last end. `hit_rate`: cached share of the prompt tokens; None if the server does not report it. `goodput`: requests
-    a second that met every SLO given; `slo_met` their share of all requests. `length_error`: largest difference between
-    a prompt's counted and wanted tokens. `ledger`: mean milliseconds by part.
+    last end. `itl`: of every gap between two deltas. `rejection`: how long it took to say no. `prediction_error`: of
+    the server's predictions of the TTFT, as shares of the TTFT, whatever their sign. `hit_rate`: cached share of the
+    prompt tokens; None if the server does not report it. `goodput`: requests a second that met every SLO given;
+    `slo_met` their share of all requests, `slo_met_accepted` of those that were not rejected. `length_error`: largest
+    difference between a prompt's counted and wanted tokens. `ledger`: mean milliseconds by part.
     """
 
     target: str
@@ -46,19 +48,24 @@ class GroupSummary(msgspec.Struct, kw_only=True):
     requests: int
     ok: int
     stopped: int
+    rejected: int
     errors: int
     interrupted: int
     duration_s: float
     ttft: Quantiles | None
     tpot: Quantiles | None
+    itl: Quantiles | None
     max_gap: Quantiles | None
     e2e: Quantiles | None
+    rejection: Quantiles | None
+    prediction_error: Quantiles | None
     hit_rate: float | None
     prompt_tokens_per_s: float | None
     output_tokens_per_s: float | None
     qps: float | None
     goodput: float | None
     slo_met: float | None
+    slo_met_accepted: float | None
     late_max_ms: float
     length_error: int | None
     ledger: dict[str, float] | None
@@ -88,6 +95,8 @@ def summarise(records: Sequence[RequestRecord], slo: SLO) -> GroupSummary:
     sent = [record.sent_s for record in records if record.sent_s is not None]
     duration = max(record.end_s for record in records) - min(sent) if sent else 0.0
     good = sum(slo.met_by(record) for record in records)
+    num_rejected = sum(record.status == "rejected" for record in records)
+    num_accepted = len(records) - num_rejected
 
     def rate(amount: float) -> float | None:
         return amount / duration if duration > 0 and answered else None
@@ -98,23 +107,34 @@ def summarise(records: Sequence[RequestRecord], slo: SLO) -> GroupSummary:
         requests=len(records),
         ok=sum(record.status == "ok" for record in records),
         stopped=sum(record.status == "stopped" for record in records),
+        rejected=num_rejected,
         errors=sum(record.failed for record in records),
         interrupted=sum(record.status == "interrupted" for record in records),
         duration_s=duration,
         ttft=Quantiles.of(record.ttft_ms for record in answered),
         tpot=Quantiles.of(record.tpot_ms for record in answered),
+        itl=Quantiles.of(gap for record in answered for gap in record.gaps_ms),
         max_gap=Quantiles.of(record.max_gap_ms for record in answered),
         e2e=Quantiles.of(record.e2e_ms for record in answered if record.status == "ok"),
+        rejection=Quantiles.of(record.e2e_ms for record in records if record.status == "rejected"),
+        prediction_error=Quantiles.of(_prediction_error(record) for record in answered),
         hit_rate=_hit_rate(answered),
         prompt_tokens_per_s=rate(sum(record.prompt_tokens or 0 for record in answered)),
         output_tokens_per_s=rate(sum(record.completion_tokens or record.num_deltas for record in answered)),
         qps=rate(len(answered)),
         goodput=rate(good) if slo else None,
         slo_met=good / len(records) if slo else None,
+        slo_met_accepted=good / num_accepted if slo and num_accepted else None,
         late_max_ms=max(record.late_ms for record in records),
         length_error=_length_error(answered),
         ledger=_mean_ledger(answered),
     )
+
+
+def _prediction_error(record: RequestRecord) -> float | None:
+    if not record.predicted_ttft_ms or not record.ttft_ms:
+        return None
+    return abs(record.predicted_ttft_ms - record.ttft_ms) / record.ttft_ms
 
 
 def _hit_rate(records: Iterable[RequestRecord]) -> float | None:
@@ -159,19 +179,24 @@ def over_rounds(rounds: Sequence[GroupSummary]) -> GroupSummary:
         requests=sum(summary.requests for summary in rounds),
         ok=sum(summary.ok for summary in rounds),
         stopped=sum(summary.stopped for summary in rounds),
+        rejected=sum(summary.rejected for summary in rounds),
         errors=sum(summary.errors for summary in rounds),
         interrupted=sum(summary.interrupted for summary in rounds),
         duration_s=sum(summary.duration_s for summary in rounds),
         ttft=quantiles(lambda summary: summary.ttft),
         tpot=quantiles(lambda summary: summary.tpot),
+        itl=quantiles(lambda summary: summary.itl),
         max_gap=quantiles(lambda summary: summary.max_gap),
         e2e=quantiles(lambda summary: summary.e2e),
+        rejection=quantiles(lambda summary: summary.rejection),
+        prediction_error=quantiles(lambda summary: summary.prediction_error),
         hit_rate=middle(lambda summary: summary.hit_rate),
         prompt_tokens_per_s=middle(lambda summary: summary.prompt_tokens_per_s),
         output_tokens_per_s=middle(lambda summary: summary.output_tokens_per_s),
         qps=middle(lambda summary: summary.qps),
         goodput=middle(lambda summary: summary.goodput),
         slo_met=middle(lambda summary: summary.slo_met),
+        slo_met_accepted=middle(lambda summary: summary.slo_met_accepted),
         late_max_ms=max(summary.late_max_ms for summary in rounds),
         length_error=max(length_errors) if length_errors else None,
         ledger=_median_ledger([summary.ledger for summary in rounds if summary.ledger]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 from rich import box
 from rich.console import Console
@@ -29,10 +30,14 @@ def print_report(report: Report, console: Console) -> None:
     several = len(report.targets) > 1
     console.print(_latencies(report.groups, several))
     console.print(_rates(report.groups, several))
+    if any(summary.prediction_error for summary in report.groups):
+        console.print(_predictions(report.groups, several))
     if any(summary.ledger for summary in report.groups):
         console.print(_ledger_parts(report.groups, several))
     if any(report.figures.values()):
         console.print(_figures(report))
+    if any(report.chunks.values()):
+        console.print(_chunks(report))
     if report.ratios:
         console.print(_ratios(report.ratios))
     for name, check in (report.ledger or {}).items():
@@ -75,7 +80,8 @@ def _latencies(groups: Iterable[GroupSummary], several: bool) -> Table:
     for summary in groups:
         name = _name(summary, several)
         times: dict[str, Quantiles | None] = {
-            "TTFT": summary.ttft, "TPOT": summary.tpot, "largest gap": summary.max_gap, "E2E": summary.e2e
+            "TTFT": summary.ttft, "TPOT": summary.tpot, "ITL": summary.itl, "largest gap": summary.max_gap,
+            "E2E": summary.e2e, "rejection": summary.rejection,
         }  # fmt: skip
         for label, quantiles in times.items():
             if quantiles is not None:
@@ -84,14 +90,25 @@ def _latencies(groups: Iterable[GroupSummary], several: bool) -> Table:
     return table
 
 
+def _predictions(groups: Iterable[GroupSummary], several: bool) -> Table:
+    table = _table("The server's predictions of the TTFT, off by", ("p50", "p90", "p99"), several)
+    for summary in groups:
+        if (error := summary.prediction_error) is not None:
+            table.add_row(*_name(summary, several), *map(_share, (error.p50, error.p90, error.p99)))
+    return table
+
+
 def _rates(groups: Iterable[GroupSummary], several: bool) -> Table:
     groups = list(groups)
     with_slo = any(summary.goodput is not None for summary in groups)
-    columns = ["ok", "errors", "hit rate", "tok/s in", "tok/s out", "req/s"]
-    table = _table("Requests", columns + (["good/s", "SLO met"] if with_slo else []), several)
+    with_rejected = any(summary.rejected for summary in groups)
+    columns = ["ok", *(["rejected"] if with_rejected else []), "errors", "hit rate", "tok/s in", "tok/s out", "req/s"]
+    of_slo = ["good/s", "SLO met", *(["of accepted"] if with_rejected else [])]
+    table = _table("Requests", columns + (of_slo if with_slo else []), several)
     for summary in groups:
         cells = [
             f"{summary.ok + summary.stopped}/{summary.requests}",
+            *([str(summary.rejected)] if with_rejected else []),
             f"[red]{summary.errors}[/]" if summary.errors else "0",
             _share(summary.hit_rate),
             number(summary.prompt_tokens_per_s),
@@ -100,6 +117,7 @@ def _rates(groups: Iterable[GroupSummary], several: bool) -> Table:
         ]
         if with_slo:
             cells += [number(summary.goodput), _share(summary.slo_met)]
+            cells += [_share(summary.slo_met_accepted)] if with_rejected else []
         table.add_row(*_name(summary, several), *cells)
     return table
 
@@ -127,6 +145,20 @@ def _figures(report: Report) -> Table:
     table = _table(f"Figures of {report.workload}", targets if len(targets) > 1 else ("",), False, lead=("",))
     for name in names:
         table.add_row(name.replace("_", " "), *(number(report.figures[target].get(name)) for target in targets))
+    return table
+
+
+def _chunks(report: Report) -> Table:
+    """A row a class of sizes: how many steps each target computed of it."""
+    names = [target.name for target in report.targets]
+    classes = sorted(
+        {(each.above, each.up_to) for chunks in report.chunks.values() for each in chunks}, key=itemgetter(0)
+    )
+    counts = {name: {(each.above, each.up_to): each.steps for each in report.chunks[name]} for name in names}
+    table = _table("Prompt tokens a step", names if len(names) > 1 else ("steps",), False, lead=("tokens",))
+    for above, up_to in classes:
+        label = f"over {above:,}" if up_to is None else f"{above + 1:,}-{up_to:,}"
+        table.add_row(label, *(f"{counts[name].get((above, up_to), 0):,}" for name in names))
     return table
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from headstart.bench.chunks import Cumulative, read_chunks
 from headstart.bench.http import HttpClient, Origin, TransferError, encode_request
 from headstart.bench.options import ApiName, BenchError, BenchOptions
 from headstart.bench.prompts import LEAD_WORDS, PromptMaker, PromptShape, single_token_words, text_of
@@ -115,6 +116,16 @@ class Target:
         return encode_request(self.origin, "POST", path, msgspec.json.encode(full), headers)
 
     # -- questions to the server
+
+    async def chunks(self) -> Cumulative:
+        """How many steps of which size it has computed so far; empty if it does not say."""
+        whole = _Whole()
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self.client.exchange(encode_request(self.origin, "GET", "/metrics", b"", self._headers), whole)
+        except (TimeoutError, TransferError):
+            return {}
+        return read_chunks(whole.body.decode(errors="replace")) if whole.status == 200 else {}
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """One plain request. Raises `_RefusedError` for any status but 200, `TransferError` if it broke."""

@@ -23,6 +23,7 @@ from headstart.bench.prompts import LEAD_WORDS, text_of
 from headstart.bench.questions import read_questions
 from headstart.bench.record import RequestRecord
 from headstart.bench.session import InFlight, RequestPlan, Session
+from headstart.bench.stats import percentile
 from headstart.bench.target import Target
 
 Figures = dict[str, float]
@@ -215,6 +216,9 @@ class HeadOfLine:
         gaps = [record.max_gap_ms for record in records if record.group == "stream" and record.max_gap_ms is not None]
         if gaps:
             found["stream_largest_gap_ms"] = max(gaps)
+        between = [gap for record in records if record.group == "stream" for gap in record.gaps_ms]
+        if between:
+            found["stream_itl_p99_ms"] = percentile(between, 0.99)
         long = median_of(records, "long", ttft)
         if long is not None:
             found["long_ttft_ms"] = long

@@ -34,11 +34,11 @@ class LocalServer:
     `startup_seconds`: from the start of the process to ready.
     """
 
-    def __init__(self, model: str, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, model: str, arguments: Sequence[str] = (), *, api_key: str | None = None) -> None:
         port = free_port()
         place = ["--host", "127.0.0.1", "--port", str(port)]
         self._command = [sys.executable, "-m", "headstart", "serve", model, *place, *arguments]
-        self.api_key = secrets.token_urlsafe(16)
+        self.api_key = api_key or secrets.token_urlsafe(16)
         self.client = Client(f"http://127.0.0.1:{port}", api_key=self.api_key)
         self.startup_seconds = 0.0
 

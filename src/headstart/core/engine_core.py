@@ -8,6 +8,7 @@ one step late: the extra token is dropped, and blocks return to the pool only wh
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -24,6 +25,8 @@ from headstart.core.request import EngineRequest, FinishReason, Request, Request
 from headstart.core.scheduler import Schedule, Scheduler, work_of_decodes
 from headstart.core.step import ChunkOutput, ModelOutput, RequestOutput, ScheduledChunk, SchedulerOutput, TokenLogprob
 
+# Upper bounds of the classes in which steps are counted by the prompt tokens that they compute; one more is above all.
+PREFILL_STEP_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 _FIRST_GUESS_OF_TOKENS = 128.0  # of an answer, before any has ended
 _USUAL_TOKENS_RATE = 0.05
 
@@ -47,7 +50,11 @@ class CoreCounters:
 
 @dataclass(frozen=True, slots=True)
 class CoreStats:
-    """The core at one moment. Blocks: `num_free_blocks` can be allocated now; the rest is held by requests."""
+    """The core at one moment. Blocks: `num_free_blocks` can be allocated now; the rest is held by requests.
+
+    `prefill_steps[i]`: steps since the start that computed at most `PREFILL_STEP_TOKENS[i]` prompt tokens, and more
+    than the class before; those without any are in none.
+    """
 
     num_running: int
     num_waiting: int
@@ -62,6 +69,7 @@ class CoreStats:
     preemptions: int
     aborts: int
     finished: int
+    prefill_steps: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,7 @@ class EngineCore:
         self._outputs: list[RequestOutput] = []
         self._events: list[Event] = []
         self._counters = CoreCounters()
+        self._prefill_steps = [0] * (len(PREFILL_STEP_TOKENS) + 1)
 
     @property
     def num_in_flight(self) -> int:
@@ -220,6 +229,7 @@ class EngineCore:
             num_cached_blocks=self._kv.num_cached_blocks,
             num_blocks=self._num_blocks,
             evicted_blocks=self._kv.num_evicted_blocks,
+            prefill_steps=tuple(self._prefill_steps),
             **{item.name: getattr(self._counters, item.name) for item in fields(CoreCounters)},
         )
 
@@ -292,6 +302,7 @@ class EngineCore:
             shares = self._shares(step.granted, prefills)
             num_prefilled = sum(chunk.num_scheduled_tokens for chunk in prefills)
             self._counters.prompt_tokens_computed += num_prefilled
+            self._prefill_steps[bisect_left(PREFILL_STEP_TOKENS, num_prefilled)] += 1
             num_tokens += num_prefilled
         self._counters.steps += 1
         # With two steps in flight a step begins when the one before it is done.

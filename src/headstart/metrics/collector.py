@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headstart.core.engine_core import CoreStats
+from headstart.core.engine_core import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.request import FinishReason
 from headstart.core.step import RequestOutput
 from headstart.metrics.ledger import PARTS, Ledger
-from headstart.metrics.prometheus import Counter, HistogramFamily, Sampled, Samples, exposition
+from headstart.metrics.prometheus import (
+    Counter,
+    HistogramFamily,
+    Metric,
+    Sampled,
+    SampledHistogram,
+    Samples,
+    exposition,
+)
 
+PREFILL_STEP_METRIC = "headstart_step_prefill_tokens"
 SLO_MET, SLO_MISSED, SLO_REJECTED = "met", "missed", "rejected"
 # Of a predicted to a real time.
 RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
@@ -124,7 +133,7 @@ class Collector:
             (*histograms, self._finished, self._slo, self._responses, aborts, *self._engine_metrics(view))
         )
 
-    def _engine_metrics(self, view: EngineView) -> tuple[Sampled, ...]:
+    def _engine_metrics(self, view: EngineView) -> tuple[Metric, ...]:
         build = Sampled(
             "headstart_build_info",
             "Constant 1; the labels say what is served.",
@@ -190,7 +199,7 @@ def _total(name: str, text: str, value: float) -> Sampled:
     return Sampled(name, text, lambda: samples, kind="counter")
 
 
-def _stats_metrics(stats: CoreStats) -> tuple[Sampled, ...]:
+def _stats_metrics(stats: CoreStats) -> tuple[Metric, ...]:
     tokens: Samples = [
         (("prompt_computed",), stats.prompt_tokens_computed),
         (("prompt_cached",), stats.prompt_tokens_cached),
@@ -208,6 +217,13 @@ def _stats_metrics(stats: CoreStats) -> tuple[Sampled, ...]:
             "headstart_prefix_cache_evicted_blocks_total", "Cached blocks given up for others.", stats.evicted_blocks
         ),
         _total("headstart_engine_steps_total", "Steps computed.", stats.steps),
+        SampledHistogram(
+            PREFILL_STEP_METRIC,
+            "Prompt tokens that a step computed, of steps with any: the chunk sizes chosen.",
+            PREFILL_STEP_TOKENS,
+            stats.prefill_steps,
+            stats.prompt_tokens_computed,
+        ),
         _total(
             "headstart_preemptions_total", "Requests that lost their blocks to another for a while.", stats.preemptions
         ),

@@ -76,10 +76,10 @@ class Histogram:
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    def __init__(self, bounds: Sequence[float], counts: Sequence[int] | None = None, total: float = 0.0) -> None:
         self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
+        self._counts = list(counts or [0] * (len(self._bounds) + 1))
+        self._sum = float(total)
 
     def observe(self, value: float, count: int = 1) -> None:
         """Note `value`, `count` times over."""
@@ -94,6 +94,20 @@ class Histogram:
             yield f'{name}_bucket{{{labels}{comma}le="{bound}"}} {total}\n'
         around = f"{{{labels}}}" if labels else ""
         yield f"{name}_sum{around} {self._sum!r}\n{name}_count{around} {total}\n"
+
+
+class SampledHistogram:
+    """A histogram that is counted elsewhere. `counts[i]`: those up to `bounds[i]` and above the bound before; the last
+    are above all. `total` is the sum of all values."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> None:
+        assert len(counts) == len(bounds) + 1
+        self._head, self._name = _head(name, "histogram", text), name
+        self._histogram = Histogram(bounds, counts, total)
+
+    def render(self) -> Iterable[str]:
+        yield self._head
+        yield from self._histogram.lines(self._name, "")
 
 
 class HistogramFamily:
