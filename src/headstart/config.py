@@ -63,10 +63,9 @@ class SchedulerConfig:
     attention_horizon: float | None = None
     max_num_seqs: int = 64  # requests that hold blocks at once
     max_num_waiting: int = 4096  # queued requests; more are refused with 429
-    srpf_weight: float = 10.0  # srpf: seconds of head start that a second less of predicted prefill is worth
-    # srpf: nobody goes before a request who arrives later after it than aging_ms or, if that is more, aging_factor
-    # times its own predicted prefill.
-    aging_ms: float = 20_000.0
+    srpf_weight: float = 10.0  # srpf: seconds that each second of predicted prefill puts a request back
+    # srpf: at most by aging_ms or, if that is more, aging_factor times its own predicted prefill past its turn.
+    aging_ms: float = 40_000.0
     aging_factor: float = 4.0
     slo_ttft_ms: float | None = None  # when the first token is due, for requests that do not say
     on_slo_miss: OnSloMiss = "queue"  # reject: 429 at once for a request whose SLO is predicted to be missed

@@ -42,6 +42,9 @@ def test_lengths_are_drawn_from_what_was_written() -> None:
     rng = random.Random(0)
     assert {LengthDist.parse("7").draw(rng) for _ in range(20)} == {7}
     assert {LengthDist.parse("3-5").draw(rng) for _ in range(200)} == {3, 4, 5}
+    wide = [LengthDist.parse("log:32-2048").draw(rng) for _ in range(2000)]
+    assert 32 <= min(wide) <= max(wide) <= 2048
+    assert 230 < sorted(wide)[1000] < 285, "as many below 256 as above"
     drawn = [LengthDist.parse("lognormal:200:0.5").draw(rng) for _ in range(2000)]
     assert statistics.median(drawn) == pytest.approx(200, rel=0.1)
     assert min(LengthDist.parse("lognormal:1:5").draw(rng) for _ in range(200)) == 1

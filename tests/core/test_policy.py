@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.harness import Driver, lengths, make_core, make_spec, prompt
+from headstart.config import SchedulerConfig
+from headstart.core.cost import LinearCosts
+from headstart.core.engine_core import EngineCore
+from tests.core.harness import Driver, FakeWorker, lengths, make_core, make_spec, prompt
+
+TOKEN_SECONDS, CHUNK_SECONDS = 0.01, 0.1
 
 
 def test_a_short_prompt_passes_a_half_done_long_one_which_keeps_its_blocks() -> None:
@@ -77,21 +82,50 @@ def test_a_waiting_request_moves_up_when_its_prefix_becomes_cached() -> None:
 
 
 @given(
-    works=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 20)), min_size=2, max_size=12),
-    aging_ms=st.integers(0, 10_000),
+    works=st.lists(st.tuples(st.floats(0, 3), st.integers(1, 300)), min_size=2, max_size=24),
+    weight=st.floats(0, 50),
+    aging_ms=st.integers(0, 3_000),
+    factor=st.floats(0, 8),
 )
-def test_nobody_is_passed_by_those_who_arrive_beyond_the_bound(works: list[tuple[int, int]], aging_ms: int) -> None:
-    """Starting one at a time: whoever starts before a request arrived at most its bound after it."""
-    core = make_core(max_num_seqs=1, chunk=64, aging_ms=aging_ms, srpf_weight=400, prefix_cache=False)
-    driver = Driver.of(core)
-    arrivals = list(itertools.accumulate(gap for _, gap in works))
-    for index, (length, _) in enumerate(works):
-        driver.add(make_spec(f"r{index}", prompt(length), max_tokens=1, arrival=arrivals[index]))
-    driver.drain()
-    started = [int(chunk.request_id[1:]) for step in driver.steps for chunk in step.chunks if chunk.start == 0]
-    for place, index in enumerate(started):
-        bound = min(aging_ms, 400 * works[index][0]) / 1000
-        assert all(arrivals[earlier] <= arrivals[index] + bound for earlier in started[:place])
+def test_nobody_waits_longer_past_its_turn_than_the_bound(
+    works: list[tuple[float, int]], weight: float, aging_ms: int, factor: float
+) -> None:
+    """Whatever arrives when: against first come, first served, on the same predicted times."""
+    config = SchedulerConfig(
+        max_chunk_ms=CHUNK_SECONDS * 1000, srpf_weight=weight, aging_ms=aging_ms, aging_factor=factor
+    )
+    costs = LinearCosts(prefill_token=TOKEN_SECONDS)
+    core = EngineCore(config, costs, num_blocks=8000, block_size=1, max_model_len=400, prefix_cache=False)
+    done = first_tokens(core, works)
+    arrival = turn_over = 0.0
+    for index, (gap, length) in enumerate(works):
+        arrival += gap
+        seconds = length * TOKEN_SECONDS
+        turn_over = max(turn_over, arrival) + seconds
+        bound = min(weight * seconds, max(aging_ms / 1000, factor * seconds))
+        # Whoever arrives waits for the step in flight, once to be seen and once to be served.
+        assert done[f"r{index}"] <= turn_over + bound + 2 * CHUNK_SECONDS + 1e-6
+
+
+def first_tokens(core: EngineCore, works: list[tuple[float, int]]) -> dict[str, float]:
+    """When each request has its token, on a clock that moves by what the steps cost."""
+    done: dict[str, float] = {}
+    worker = FakeWorker(block_size=1)
+    arrivals = list(itertools.accumulate(gap for gap, _ in works))
+    now, num_added = 0.0, 0
+    while len(done) < len(works):
+        while num_added < len(works) and arrivals[num_added] <= now:
+            spec = make_spec(f"r{num_added}", prompt(works[num_added][1]), max_tokens=1, arrival=arrivals[num_added])
+            core.add_request(spec, now)
+            num_added += 1
+        step = core.begin_step(now)
+        if step is None or not step.chunks:
+            now = arrivals[num_added] if step is None else now
+        else:
+            now += sum(chunk.num_scheduled_tokens for chunk in step.chunks) * TOKEN_SECONDS
+        if step is not None:
+            done |= {output.request_id: now for output in core.finish_step(worker.execute(step), now)}
+    return done
 
 
 def test_a_request_whose_prefix_was_evicted_goes_back_to_where_it_belongs() -> None:

@@ -171,7 +171,7 @@ def _default(name: str) -> Any:
     "--lengths", callback=_parse_lengths, default="128,512,2048", show_default=True, help="idle: prompt tokens."
 )
 @click.option("--rate", type=float, default=1.0, show_default=True, help="poisson, chat: arrivals a second.")
-@click.option("--prompt-tokens", callback=_parse_dist, default="32-256", show_default=True, help="poisson: N, LOW-HIGH or lognormal:MEDIAN:SIGMA.")  # noqa: E501 # fmt: skip
+@click.option("--prompt-tokens", callback=_parse_dist, default="32-256", show_default=True, help="poisson: N, LOW-HIGH, log:LOW-HIGH or lognormal:MEDIAN:SIGMA.")  # noqa: E501 # fmt: skip
 @click.option("--output-tokens", callback=_parse_dist, help="Answer tokens, likewise.  [default: 16; chat 64]")
 @click.option("--prefix-tokens", type=int, default=1024, show_default=True, help="prefix: shared tokens.")
 @click.option("--suffix-tokens", type=int, default=64, show_default=True, help="prefix: tokens that differ.")

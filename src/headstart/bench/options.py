@@ -18,35 +18,39 @@ class BenchError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LengthDist:
-    """A distribution of lengths in tokens: always `low`, uniform from `low` to `high`, or lognormal with a median."""
+    """A distribution of lengths in tokens: always `low`, uniform or log-uniform (`log`: as many from 32 to 64 as from
+    2,048 to 4,096) from `low` to `high`, or lognormal with a median."""
 
     low: int
     high: int
     median: float | None = None
     sigma: float = 0.0
+    log: bool = False
 
     def draw(self, rng: random.Random) -> int:
         if self.median is not None:
             return max(1, round(rng.lognormvariate(math.log(self.median), self.sigma)))
+        if self.log:
+            return round(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
         return rng.randint(self.low, self.high)
 
     @classmethod
     def parse(cls, text: str) -> LengthDist:
-        """`256`, `64-512` (uniform) or `lognormal:MEDIAN:SIGMA`. Raises `BenchError` for anything else."""
+        """`256`, `64-512`, `log:64-512` or `lognormal:MEDIAN:SIGMA`. Raises `BenchError` for anything else."""
         try:
             if text.startswith("lognormal:"):
                 median, sigma = (float(part) for part in text.removeprefix("lognormal:").split(":"))
                 if not (1 <= median <= 10_000_000 and 0 <= sigma <= 5):
                     raise ValueError
                 return cls(1, 1, median, sigma)
-            low, _, high = text.partition("-")
+            low, _, high = text.removeprefix("log:").partition("-")
             bounds = int(low), int(high or low)
             if not 1 <= bounds[0] <= bounds[1]:
                 raise ValueError
-            return cls(*bounds)
+            return cls(*bounds, log=text.startswith("log:"))
         except ValueError:
             raise BenchError(
-                f"{text!r} is no length; write a number (256), a range (64-512) or lognormal:MEDIAN:SIGMA"
+                f"{text!r} is no length; write a number (256), a range (64-512, log:64-512) or lognormal:MEDIAN:SIGMA"
             ) from None
 
 

@@ -1,7 +1,7 @@
 """Who goes first: one number a request, lower first. Pure arithmetic; knows nothing of queues or blocks.
 
-A key never depends on the current time: ageing is part of it, because a request that arrived earlier has a smaller key.
-So the waiting queue is in order by itself, and a step costs little whatever the queue's length.
+A key is a moment, and does not change as time passes: who waits comes up by itself, because those who arrive later have
+later moments. So the waiting queue is in order by itself, and a step costs little whatever the queue's length.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from headstart.core.request import EngineRequest
 
 
 class SchedulingPolicy(Protocol):
-    def key(self, spec: EngineRequest, prefill_seconds: float) -> float:
-        """Place in the order, in seconds; `prefill_seconds` is what its uncached prompt is predicted to take."""
+    def key(self, spec: EngineRequest, turn: float, prefill_seconds: float) -> float:
+        """Place in the order, in seconds of the clock. `turn`: when its prefill would have begun, had everybody been
+        served in order of arrival. `prefill_seconds`: what its uncached prompt is predicted to take."""
         ...
 
 
@@ -25,16 +26,18 @@ class FirstComeFirstServed:
     def __init__(self, config: SchedulerConfig) -> None:
         self._priority_step = config.priority_step_ms / 1000
 
-    def key(self, spec: EngineRequest, prefill_seconds: float) -> float:
+    def key(self, spec: EngineRequest, turn: float, prefill_seconds: float) -> float:
         return spec.arrival_time + spec.priority * self._priority_step
 
 
 class ShortestRemainingPrefillFirst:
-    """Shortest remaining *uncached* prefill first, by predicted time, with ageing.
+    """Shortest remaining *uncached* prefill first, by predicted time, with a bound on how long anybody waits for it.
 
-    Each second of prefill puts a request back by `srpf_weight` seconds, at most by the larger of `aging_ms` and
-    `aging_factor` times its own prefill. Of two requests of the same priority, one that arrives later than that after
-    the other never goes before it: nobody is overtaken without end.
+    Each second of prefill puts a request back by `srpf_weight` seconds from where first come, first served would have
+    it done, at most by the larger of `aging_ms` and `aging_factor` times its own prefill. That moment is its deadline,
+    and the earliest goes first. Served in order of arrival everybody would be done before their deadline; so by the
+    earliest deadline everybody is, too (Liu and Layland, 1973; Dertouzos, 1974), whoever else arrives, as far as the
+    predictions hold and there is room in the KV pool.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -43,10 +46,10 @@ class ShortestRemainingPrefillFirst:
         self._aging = config.aging_ms / 1000
         self._factor = config.aging_factor
 
-    def key(self, spec: EngineRequest, prefill_seconds: float) -> float:
+    def key(self, spec: EngineRequest, turn: float, prefill_seconds: float) -> float:
         limit = max(self._aging, self._factor * prefill_seconds)
         put_back = min(self._weight * prefill_seconds, limit)
-        return spec.arrival_time + spec.priority * self._priority_step + put_back
+        return turn + prefill_seconds + put_back + spec.priority * self._priority_step
 
 
 class EarliestDeadlineFirst:
@@ -57,7 +60,7 @@ class EarliestDeadlineFirst:
         self._priority_step = config.priority_step_ms / 1000
         self._slo = config.slo_ttft_ms / 1000
 
-    def key(self, spec: EngineRequest, prefill_seconds: float) -> float:
+    def key(self, spec: EngineRequest, turn: float, prefill_seconds: float) -> float:
         slo = self._slo if spec.slo_ttft is None else spec.slo_ttft
         return spec.arrival_time + slo + spec.priority * self._priority_step
 

@@ -121,6 +121,7 @@ class Request:
     known_to_worker: bool = False
     has_token: bool = False  # its first token was reported
     key: float = 0.0  # place in the policy's order; lower goes first
+    turn: float = 0.0  # when its prefill would have begun, first come, first served, as predicted on its arrival
     prefill_seconds: float = 0.0  # of its uncached prompt, as predicted when it got its place
     added_time: float = 0.0  # when it was added
     forecast_time: float = 0.0  # when its first token was predicted for then

@@ -100,7 +100,8 @@ class Scheduler:
         return len(self._prefilling) + len(self._decoding)
 
     def add(self, request: Request) -> None:
-        self._waiting.push(request, self._key(request))
+        """Queue a request that was viewed (`view_of`) just before."""
+        self._waiting.push(request, request.key)
 
     def remove(self, request: Request) -> None:
         """The request is over: it leaves its list and lets go of its blocks. The caller sets its status."""
@@ -134,12 +135,19 @@ class Scheduler:
     def view_of(self, request: Request) -> View:
         """The queue as a request that was not added yet would find it; gives it the key that it would have."""
         num_cached = len(self._kv.match(request)) * self._kv.block_size
+        half_done = [
+            (self._prefill_key(other), self._costs.prefill_seconds(other.num_computed_tokens, num_left))
+            for other in self._prefilling.values()
+            if (num_left := other.num_remaining_tokens) > 0
+        ]
+        backlog = self._waiting.seconds + sum([seconds for _, seconds in half_done])
+        request.turn = request.spec.arrival_time + backlog
         request.key = self._place(request, num_cached)
         num_ahead, seconds_ahead = self._waiting.ahead_of(request.spec.tenant, request.key, request.prefill_seconds)
-        for other in self._prefilling.values():
-            if other.num_remaining_tokens > 0 and self._prefill_key(other) < request.key:
+        for key, seconds in half_done:
+            if key < request.key:
                 num_ahead += 1
-                seconds_ahead += self._costs.prefill_seconds(other.num_computed_tokens, other.num_remaining_tokens)
+                seconds_ahead += seconds
         decodes = [
             _make_chunk(ScheduledChunk, (other.request_id, other.num_computed_tokens, 1, 0, (), True))
             for other in self._decoding.values()
@@ -193,7 +201,7 @@ class Scheduler:
         granted = {request.request_id for request in step.requests}
         running = (*self._decoding.values(), *self._prefilling.values())
         candidates = (request for request in running if request.request_id not in granted)
-        return max(candidates, key=lambda request: (self._arrival_order.key(request.spec, 0), request.request_id))
+        return max(candidates, key=lambda request: (self._arrival_order.key(request.spec, 0, 0), request.request_id))
 
     def _leave(self, request: Request) -> None:
         """A running request stops running and lets go of its blocks."""
@@ -208,7 +216,7 @@ class Scheduler:
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         # At the head of its class: behind nobody who arrived later.
-        self._waiting.push(request, self._arrival_order.key(request.spec, 0))
+        self._waiting.push(request, self._arrival_order.key(request.spec, 0, 0))
 
     def _schedule_prefills(self, step: Schedule, budget: StepBudget, *, admit: bool) -> None:
         for request in self._pending.take_ready():
@@ -257,10 +265,8 @@ class Scheduler:
                 yield request
 
     def _prefill_key(self, request: Request) -> float:
-        seconds = self._costs.prefill_seconds(request.num_computed_tokens, request.num_remaining_tokens)
-        key = self._policy.key(request.spec, seconds)
         lent = self._pending.lent_key(request)
-        return key if lent is None else min(key, lent)
+        return request.key if lent is None else min(request.key, lent)
 
     def _owner_of_prefix(self, request: Request, matched: list[int]) -> Request | None:
         """Who computes what this waiting request needs next; if somebody does, it is set aside until then."""
@@ -306,7 +312,7 @@ class Scheduler:
     def _place(self, request: Request, num_cached: int) -> float:
         """A request's key with so many cached tokens; keeps what its prefill is predicted to take."""
         request.prefill_seconds = self._costs.prefill_seconds(num_cached, request.num_tokens - num_cached)
-        return self._policy.key(request.spec, request.prefill_seconds)
+        return self._policy.key(request.spec, request.turn, request.prefill_seconds)
 
     def _introduce(self, request: Request) -> NewRequestData:
         request.known_to_worker = True

@@ -56,6 +56,11 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._members)
 
+    @property
+    def seconds(self) -> float:
+        """Predicted prefill of all who are not set aside."""
+        return sum([sum(lane.seconds) for lane in self._lanes.values()])
+
     def push(self, request: Request, key: float) -> None:
         """Add a request that is no member."""
         assert request.request_id not in self._members
