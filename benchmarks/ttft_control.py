@@ -95,8 +95,8 @@ def report_of(server: LocalServer, against: LocalServer | None = None, **options
 
 
 def capacity(server: LocalServer, lengths: LengthDist, requests: int) -> float:
-    """Requests a second when there is always one waiting."""
-    report = report_of(server, workload="poisson", requests=requests, rate=1e6, prompt_tokens=lengths, seed=1)
+    """Requests a second when there is always one waiting. The lengths are those of a run with as many requests."""
+    report = report_of(server, workload="poisson", requests=requests, rate=1e6, prompt_tokens=lengths)
     (group,) = report.groups
     return group.qps or math.nan
 
@@ -163,8 +163,8 @@ def told(record: RequestRecord) -> bool:
 
 def policy_part(servers: Servers, args: argparse.Namespace) -> Part:
     ours, theirs = servers.get("--policy", "srpf"), servers.get("--policy", "fcfs")
-    most = capacity(theirs, POLICY_LENGTHS, args.policy_requests // 4)
-    capacity(ours, POLICY_LENGTHS, args.policy_requests // 4)
+    most = capacity(theirs, POLICY_LENGTHS, args.policy_requests)
+    report_of(ours, workload="idle", lengths=(32, 512, 4000), requests=2)  # learns what steps cost, as the other did
     report = report_of(
         ours,
         theirs,
@@ -212,7 +212,7 @@ def prefill_ms(record: RequestRecord) -> float:
 def overload_part(servers: Servers, args: argparse.Namespace) -> Part:
     lengths = LengthDist(32, args.predict_tokens)
     plain = servers.get()
-    most = capacity(plain, lengths, args.requests)
+    most = capacity(plain, lengths, args.overload_requests)
     idle = report_of(plain, workload="idle", lengths=(args.predict_tokens,), requests=5)
     (group,) = idle.groups
     assert group.ttft is not None

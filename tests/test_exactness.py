@@ -40,6 +40,8 @@ class Arrival:
     prompt: tuple[int, ...]
     max_tokens: int
     step: int  # arrives before this step
+    slo_ttft: float | None = None  # seconds
+    tenant: str = ""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,9 @@ def serve(worker: Worker, core: EngineCore, arrivals: list[Arrival], depth: int,
             params = SamplingParams(max_tokens=arrival.max_tokens, temperature=0.0, logprobs=0)
             name = f"{names}{index}"
             outputs[name] = []
-            core.add_request(EngineRequest(name, arrival.prompt, params, float(step_number)), float(step_number))
+            now = float(step_number)
+            spec = EngineRequest(name, arrival.prompt, params, now, tenant=arrival.tenant, slo_ttft=arrival.slo_ttft)
+            core.add_request(spec, now)
         step = core.begin_step(float(step_number))
         if step is not None:
             in_flight.append(worker.execute(step))
@@ -116,7 +120,15 @@ def arrival_lists(draw: st.DrawFn) -> list[Arrival]:
         seed = draw(st.integers(0, 2**32 - 1))
         length = draw(st.integers(1, 90))
         rest = tuple((seed * 2654435761 + index * index * 40503 + index * 7) % 509 + 3 for index in range(length))
-        arrivals.append(Arrival((*shared, *rest)[:150], draw(st.integers(1, 20)), draw(st.integers(0, 12))))
+        arrivals.append(
+            Arrival(
+                (*shared, *rest)[:150],
+                max_tokens=draw(st.integers(1, 20)),
+                step=draw(st.integers(0, 12)),
+                slo_ttft=draw(st.sampled_from([None, 1.0, 20.0])),
+                tenant=draw(st.sampled_from(["", "other"])),
+            )
+        )
     return arrivals
 
 
@@ -128,7 +140,8 @@ def arrival_lists(draw: st.DrawFn) -> list[Arrival]:
     mixed=st.integers(1, 64),
     block_size=st.sampled_from([4, 16]),
     pool_tokens=st.sampled_from([192, 320, 1024]),
-    policy=st.sampled_from(["fcfs", "srpf"]),
+    policy=st.sampled_from(["fcfs", "srpf", "edf"]),
+    srpf_weight=st.sampled_from([10.0, 1000.0]),  # at 1,000 whoever comes later and is shorter pauses a prefill
     depth=st.sampled_from([1, 2]),
     prefix_cache=st.booleans(),
     horizon=st.sampled_from([float("inf"), 40.0]),
@@ -143,6 +156,7 @@ def test_greedy_tokens_do_not_depend_on_how_a_request_was_served(
     block_size: int,
     pool_tokens: int,
     policy: str,
+    srpf_weight: float,
     depth: int,
     prefix_cache: bool,
     horizon: float,
@@ -153,6 +167,8 @@ def test_greedy_tokens_do_not_depend_on_how_a_request_was_served(
     worker.reset()
     config = SchedulerConfig(
         policy=policy,  # type: ignore[arg-type]
+        slo_ttft_ms=5000,
+        srpf_weight=srpf_weight,
         max_num_batched_tokens=max_num_seqs + chunk,
         max_chunk_ms=chunk,
         slo_tpot_ms=mixed,
