@@ -12,7 +12,19 @@ from pathlib import Path
 import headstart
 
 PACKAGE = Path(headstart.__file__).parent
-DATA_TOWER = ("ops", "layers", "quant", "models", "kv", "worker", "executor.local", "replica", "kernel_bench", "llm")
+DATA_TOWER = (
+    "ops",
+    "layers",
+    "quant",
+    "models",
+    "kv",
+    "worker",
+    "executor.local",
+    "replica",
+    "calibrate",
+    "kernel_bench",
+    "llm",
+)
 
 
 def run_fresh(code: str) -> str:

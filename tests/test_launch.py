@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,12 @@ import pytest
 
 from headstart import replica
 from headstart.config import CacheConfig, Config, ConfigError, ModelConfig, SchedulerConfig, ServerConfig
+from headstart.core.request import EngineRequest, SamplingParams
+from headstart.engine.child import BuiltEngine
+from headstart.engine.driver import StepDriver
 from headstart.engine.process import engine_environment
+from headstart.engine.step_log import read_step_log
+from headstart.executor.base import StartupError
 from headstart.hub import ModelError, files_of_folder
 from headstart.hub.generation_config import SamplingDefaults
 from headstart.launch import EngineSetup, encode_setup, load_model, settle_config
@@ -96,3 +102,64 @@ def test_the_engine_is_not_told_the_servers_secrets() -> None:
     assert "secret" not in environment.values()
     assert environment["OMP_NUM_THREADS"] == "2"
     assert environment["PATH"] == "/bin"
+
+
+def test_the_engine_keeps_what_it_keeps_where_the_user_said() -> None:
+    assert engine_environment({"HEADSTART_CACHE": "/place"})["HEADSTART_CACHE"] == "/place"
+
+
+def build(folder: Path, **server: object) -> BuiltEngine:
+    files = files_of_folder(folder)
+    config = replace(config_of(folder), server=ServerConfig(**server))  # type: ignore[arg-type]
+    return replica._build(
+        encode_setup(EngineSetup(config, files, read_model_spec(files))), lambda stage, done, total: None
+    )
+
+
+def answer(built: BuiltEngine, driver: StepDriver) -> None:
+    built.core.add_request(EngineRequest("r", (1, 5, 9), SamplingParams(max_tokens=4, temperature=0.0), 0.0), 0.0)
+    while built.core.has_work:
+        driver.fill()
+        driver.retire(wait=True)
+
+
+def test_a_first_start_learns_what_steps_cost_and_the_next_one_knows_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path / "cache"))
+    swept = []
+    monkeypatch.setattr(replica, "learn_first_costs", _counted(replica.learn_first_costs, swept))
+    for _ in range(2):
+        built = build(folder)
+        built.executor.shutdown()
+        built.on_end()
+        assert not built.core.has_work
+    assert len(swept) == 1
+    (kept,) = (tmp_path / "cache" / "costs").glob("*.json")
+    assert all(value > 0 for value in json.loads(kept.read_text())["coefficients"].values())
+
+
+def _counted(function: Callable[..., None], calls: list[object]) -> Callable[..., None]:
+    def wrapper(*args: object) -> None:
+        calls.append(args)
+        function(*args)
+
+    return wrapper
+
+
+def test_a_step_log_has_every_step_of_a_request(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    built = build(folder, step_log=str(path))
+    answer(built, StepDriver(built.core, built.executor, time.monotonic, on_events=built.on_events))
+    built.executor.shutdown()
+    built.on_end()
+    steps = read_step_log(path)
+    assert [step.work["num_prefill_tokens"] for step in steps] == [3, 0, 0, 0]
+    assert [step.work["num_decodes"] for step in steps] == [0, 1, 1, 1]
+    assert all(step.seconds > 0 and step.predicted_seconds > 0 for step in steps)
+    assert sum(built.core.stats().step_ratios) == 4
+
+
+def test_a_step_log_that_cannot_be_written_is_said_before_the_model_is_loaded(folder: Path) -> None:
+    with pytest.raises(StartupError, match="the step log /none/steps cannot be written"):
+        build(folder, step_log="/none/steps")

@@ -88,6 +88,7 @@ class ServerConfig:
     max_logprobs: int = 20
     max_priority: int = 10  # requests may ask for -max_priority (first) to max_priority
     default_max_tokens: int | None = None  # None: up to the context
+    step_log: str | None = None  # a file that each step is appended to: work, predicted and real time
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

@@ -89,8 +89,9 @@ def launch_engine(
 
     `progress` is called in the event loop's thread while the engine loads.
     """
-    # Of the server's section the engine has no use but for the level of its log; least of all for API keys.
-    without_secrets = dataclasses.replace(config, server=ServerConfig(log_level=config.server.log_level))
+    # Of the server's section the engine has no use but for its logs; least of all for API keys.
+    logs = ServerConfig(log_level=config.server.log_level, step_log=config.server.step_log)
+    without_secrets = dataclasses.replace(config, server=logs)
     setup = EngineSetup(without_secrets, files, spec)
     process = EngineProcess(python_command("headstart.replica"), encode_setup(setup))
     limits = EngineLimits(

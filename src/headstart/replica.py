@@ -5,21 +5,30 @@ Started by `headstart.launch`; also what the offline `LLM` is made of.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import platform
+import random
 import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 from headstart.perf.openmp import spin_briefly
 
 spin_briefly(os.environ)  # torch is imported below
 
 from headstart.config import Config  # noqa: E402
+from headstart.core.cost import CostModel, StepWork  # noqa: E402
 from headstart.core.engine_core import EngineCore  # noqa: E402
 from headstart.engine.child import BuiltEngine, run_child  # noqa: E402
 from headstart.engine.ipc import EngineInfo  # noqa: E402
-from headstart.executor.base import ExecutorInfo, StartupError  # noqa: E402
+from headstart.engine.step_log import StepLog  # noqa: E402
+from headstart.executor.base import Executor, ExecutorInfo, StartupError  # noqa: E402
 from headstart.executor.local import LocalExecutor  # noqa: E402
+from headstart.executor.timed import timed_steps  # noqa: E402
 from headstart.hub import ModelError, ModelFiles, Progress  # noqa: E402
 from headstart.hub.cache import cache_folder  # noqa: E402
 from headstart.launch import decode_setup, settle_config  # noqa: E402
@@ -27,23 +36,20 @@ from headstart.perf.cost_store import CostKey, CostStore, KeptCostModel  # noqa:
 from headstart.perf.model_spec import ModelSpec  # noqa: E402
 from headstart.perf.priority import give_way  # noqa: E402
 from headstart.perf.roofline import cpu_device, cuda_device, roofline  # noqa: E402
+from headstart.worker.sweep import SweepLimits, sweep_steps  # noqa: E402
 from headstart.worker.worker import Worker  # noqa: E402
+
+_LONGEST = 1.25  # of a sweep's steps, in terms of the longest that the scheduler means to make
+_FIRST_STEPS, _FIRST_SECONDS = 48, 1.5  # of the sweep at a first start
 
 
 def build_engine(config: Config, files: ModelFiles, spec: ModelSpec, progress: Progress | None = None) -> BuiltEngine:
     """Load the model, warm it up, and wire a core to it. Raises `StartupError` with one line that says what to do."""
     config = settle_config(config, spec)
-    executor = LocalExecutor(Worker(config, files, spec), progress)
-    try:
-        started = executor.start()
-        max_model_len = settle_max_model_len(config.model.max_model_len, started)
-    except ModelError as error:
-        executor.shutdown()
-        raise StartupError(str(error)) from error
-    except BaseException:
-        executor.shutdown()
-        raise
+    executor, started, max_model_len = start_executor(config, files, spec, progress)
     costs = make_costs(config, files, spec, started)
+    if not costs.was_known:
+        learn_first_costs(config, executor, started, max_model_len, costs)
     core = EngineCore(
         config.scheduler,
         costs,
@@ -61,6 +67,60 @@ def build_engine(config: Config, files: ModelFiles, spec: ModelSpec, progress: P
         summary=started.summary,
     )
     return BuiltEngine(core, executor, info, config.scheduler.step_timeout_s, on_end=costs.save)
+
+
+def start_executor(
+    config: Config, files: ModelFiles, spec: ModelSpec, progress: Progress | None
+) -> tuple[LocalExecutor, ExecutorInfo, int]:
+    """Load the model and warm it up. Also what came of that, and the context that is served, in tokens."""
+    executor = LocalExecutor(Worker(config, files, spec), progress)
+    try:
+        started = executor.start()
+        return executor, started, settle_max_model_len(config.model.max_model_len, started)
+    except ModelError as error:
+        executor.shutdown()
+        raise StartupError(str(error)) from error
+    except BaseException:
+        executor.shutdown()
+        raise
+
+
+def sweep(
+    config: Config,
+    executor: Executor,
+    started: ExecutorInfo,
+    max_model_len: int,
+    costs: CostModel,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[tuple[StepWork, float]]:
+    """Steps of all kinds, without end, and the seconds that they took. `costs` hears of them too, and says which would
+    take longer than any that the scheduler makes."""
+    scheduler = config.scheduler
+    longest = _LONGEST * max(scheduler.max_chunk_ms, scheduler.slo_tpot_ms) / 1000
+    limits = SweepLimits(
+        num_blocks=started.num_blocks,
+        block_size=started.block_size,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+    )
+    steps = sweep_steps(limits, random.Random(0), lambda work: costs.step_seconds(work) <= longest)
+    for work, seconds in timed_steps(executor, steps, clock):
+        costs.observe(work, seconds)
+        yield work, seconds
+
+
+def learn_first_costs(
+    config: Config, executor: Executor, started: ExecutorInfo, max_model_len: int, costs: CostModel
+) -> None:
+    """A first start: a second or so of steps, so that the first predictions are no guesses.
+
+    `costs` just hears of them: a fit to so few would be worse than what it made of its prior.
+    """
+    end = time.monotonic() + _FIRST_SECONDS
+    for _ in itertools.islice(sweep(config, executor, started, max_model_len, costs), _FIRST_STEPS):
+        if time.monotonic() >= end:
+            return
 
 
 def make_costs(config: Config, files: ModelFiles, spec: ModelSpec, started: ExecutorInfo) -> KeptCostModel:
@@ -95,8 +155,19 @@ def settle_max_model_len(wanted: int | None, started: ExecutorInfo) -> int:
 
 def _build(payload: bytes, progress: Progress) -> BuiltEngine:
     setup = decode_setup(payload)
-    logging.getLogger().setLevel(setup.config.server.log_level.upper())
-    return build_engine(setup.config, setup.files, setup.spec, progress)
+    server = setup.config.server
+    logging.getLogger().setLevel(server.log_level.upper())
+    log = None if server.step_log is None else StepLog(Path(server.step_log).expanduser())
+    engine = build_engine(setup.config, setup.files, setup.spec, progress)
+    return engine if log is None else _with_log(engine, log)
+
+
+def _with_log(engine: BuiltEngine, log: StepLog) -> BuiltEngine:
+    def end() -> None:
+        engine.on_end()
+        log.close()
+
+    return replace(engine, on_events=log.observe, on_end=end)
 
 
 def main(arguments: list[str]) -> int:

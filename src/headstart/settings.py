@@ -63,6 +63,7 @@ HELP = {
     "max_logprobs": "Largest top_logprobs.",
     "max_priority": "Requests may ask for a priority from -N (goes first) to N.",
     "default_max_tokens": "Answer length when a request names none. [default: up to the context]",
+    "step_log": "File that every step is appended to, as JSON: its work, how long it took, how long it was thought to.",
     "log_level": "How much the server logs.",
 }
 _BYTES = {"kv_cache_memory", "max_body_bytes"}

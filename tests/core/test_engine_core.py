@@ -148,6 +148,17 @@ def test_stats_count_tokens_by_kind() -> None:
     assert stats.finished == 2
 
 
+def test_stats_count_how_predictions_of_steps_turned_out() -> None:
+    driver = Driver.of(make_core())
+    driver.add(make_spec("a", prompt(16), max_tokens=4))
+    driver.drain()
+    retired = [event for event in driver.core.take_events() if isinstance(event, StepRetired)]
+    ratios = [event.predicted_seconds / event.seconds for event in retired if event.num_scheduled_tokens]
+    stats = driver.core.stats()
+    assert sum(stats.step_ratios) == len(ratios) == 4
+    assert stats.step_ratios_sum == pytest.approx(sum(ratios))
+
+
 def test_a_prefill_beside_decodes_has_its_share_of_all_the_work() -> None:
     core = make_core(chunk=40, mixed=20, max_num_seqs=8, attention_horizon=10)
     driver = Driver.of(core)

@@ -77,7 +77,12 @@ outputs = st.builds(
     num_preemptions=counts,
     ledger=st.lists(st.tuples(names, floats), max_size=4).map(tuple),
 )
-stats = st.builds(CoreStats, **{item.name: counts for item in dataclasses.fields(CoreStats)})
+histograms = {
+    "prefill_steps": st.lists(counts, max_size=30).map(tuple),
+    "step_ratios": st.lists(counts, max_size=30).map(tuple),
+    "step_ratios_sum": st.floats(0, 1e9),
+}
+stats = st.builds(CoreStats, **{item.name: counts for item in dataclasses.fields(CoreStats)} | histograms)
 infos = st.builds(EngineInfo, counts, counts, counts, counts, st.booleans(), names)
 to_engine = st.one_of(
     st.builds(Add, requests),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headstart.core.accuracy import Accuracy
 from headstart.core.engine_core import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.request import FinishReason
 from headstart.core.step import RequestOutput
@@ -92,6 +93,21 @@ def test_the_engine_in_numbers() -> None:
     assert values["headstart_prefix_cache_evicted_blocks_total",] == STATS.evicted_blocks
     assert values["headstart_preemptions_total",] == STATS.preemptions
     assert values["headstart_aborts_total",] == 0, "the engine also takes requests back whose text is complete"
+
+
+def test_step_predictions_as_the_engine_counted_them() -> None:
+    accuracy = Accuracy()
+    for predicted in (0.9, 1.05, 1.05, 20.0):
+        accuracy.observe(predicted, 1.0)
+    found = dataclasses.replace(STATS, step_ratios=accuracy.counts, step_ratios_sum=accuracy.total)
+    for stats, count in ((found, 4), (STATS, 0)):
+        values = samples(collector(stats))
+        name = "headstart_step_predicted_over_real_ratio"
+        assert values[f"{name}_count",] == values[f"{name}_bucket", "+Inf"] == count
+    values = samples(collector(found))
+    assert values[f"{name}_sum",] == pytest.approx(23.0)
+    assert values[f"{name}_bucket", "0.94"] == 1
+    assert values[f"{name}_bucket", "1.06"] == values[f"{name}_bucket", "10"] == 3
 
 
 def test_the_engine_may_have_no_numbers_yet() -> None:

@@ -147,3 +147,70 @@ def test_another_version_is_left_out(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert not CostStore(tmp_path / "file" / "costs").save(KEY, TRUE)
+
+
+def error_after(seconds: float, rng: random.Random, model: FittedCostModel, slowness: float) -> float:
+    """Let steps run for so long on a machine that is so much slower; the median error of the last predictions.
+
+    None of them takes longer than 200 ms on the machine as it was.
+    """
+    errors = []
+    while seconds > 0:
+        work = some_work(rng)
+        if taken(work) > 0.2:
+            continue
+        took = taken(work) * slowness * rng.lognormvariate(0, 0.03)
+        errors.append(abs(model.step_seconds(work) / took - 1))
+        model.observe(work, took)
+        seconds -= took
+    return sorted(errors[-8:])[4]
+
+
+@pytest.mark.parametrize("slowness", [0.5, 1.7, 3.0])
+def test_another_process_that_takes_the_cores_is_followed_within_seconds_and_so_is_its_end(slowness: float) -> None:
+    rng = random.Random(6)
+    model = FittedCostModel(TRUE, doubt=0.1)
+    assert error_after(10, rng, model, 1.0) < 0.1
+    assert error_after(3 * max(slowness, 1), rng, model, slowness) < 0.1
+    assert error_after(3, rng, model, 1.0) < 0.1
+
+
+@pytest.mark.parametrize("stepped", [3600.0, -3600.0, math.nan, math.inf, 0.0, 1e-7])
+def test_clock_steps_and_suspended_processes_do_not_poison_it(stepped: float) -> None:
+    """Every tenth step is measured wrongly: an hour too long (suspended), or the clock was set back meanwhile."""
+    rng = random.Random(7)
+    model, clean = FittedCostModel(TRUE, doubt=0.1), FittedCostModel(TRUE, doubt=0.1)
+    worst = 0.0
+    for index in range(300):
+        work = some_work(rng)
+        took = taken(work) * rng.lognormvariate(0, 0.03)
+        if index % 10 == 9:
+            model.observe(work, stepped)
+        else:
+            model.observe(work, took)
+            clean.observe(work, took)
+        worst = max(worst, abs(model.step_seconds(work) / clean.step_seconds(work) - 1))
+    assert worst < 0.06
+
+
+def test_two_odd_steps_in_a_row_move_nothing() -> None:
+    rng = random.Random(8)
+    model = FittedCostModel(TRUE, doubt=0.1)
+    for index in range(40):
+        work = some_work(rng)
+        model.observe(work, 1000.0 if index in (20, 21) else taken(work))
+    assert model.step_seconds(work) == pytest.approx(taken(work), rel=0.01)
+
+
+def test_what_was_fitted_is_believed_and_kept(tmp_path: Path) -> None:
+    store = CostStore(tmp_path / "costs")
+    model = KeptCostModel(TRUE, store, KEY)
+    assert model.path.parent == tmp_path / "costs"
+    assert not model.save(), "there is nothing to keep yet"
+    fitted = Coefficients(step=0.01, row=1e-3, few_rows=0.0, prefill_context=0.0, decode_context=1e-6, sample=1e-4)
+    model.take_over(fitted)
+    assert model.save()
+    kept = store.load(KEY)
+    assert kept is not None
+    assert (kept.step, kept.row, kept.sample) == (fitted.step, fitted.row, fitted.sample)
+    assert kept.few_rows == TRUE.few_rows / 10, "nothing is for free"

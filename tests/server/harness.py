@@ -16,7 +16,7 @@ import httpx
 import uvloop
 
 from headstart.config import Config, ModelConfig, SchedulerConfig, ServerConfig
-from headstart.core.engine_core import CoreStats
+from headstart.core.engine_core import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.request import EngineRequest, FinishReason
 from headstart.core.step import RequestOutput, TokenLogprob
 from headstart.engine import EngineInfo, EngineState, RequestTooLong, Reservation
@@ -27,7 +27,7 @@ from headstart.text import ChatTemplate, Tokenizer
 
 T = TypeVar("T")
 MODEL = "stories"
-STATS = CoreStats(1, 2, 30, 10, 64, 13, 5, 600, 70, 80, 9, 11, 12)
+STATS = CoreStats(1, 2, 30, 10, 64, 13, 5, 600, 70, 80, 9, 11, 12, prefill_steps=(0,) * (len(PREFILL_STEP_TOKENS) + 1))
 ENGINE_LEDGER = (("admit", 0.0), ("queue", 0.0), ("prefill", 0.0), ("interference", 0.0), ("sample", 0.0))
 
 

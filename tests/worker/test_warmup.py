@@ -35,12 +35,14 @@ def test_every_shape_class_is_there():
 
 
 def test_contexts_longer_than_a_chunk_and_scattered_blocks_are_there():
-    chunks = [chunk for step in steps() for chunk in step.chunks]
+    tables: dict[str, tuple[int, ...]] = {}
+    seen = []
+    for chunk in [chunk for step in steps() for chunk in step.chunks]:
+        tables[chunk.request_id] = (*tables.get(chunk.request_id, ())[: chunk.block_offset], *chunk.block_ids)
+        seen.append((chunk.num_scheduled_tokens, chunk.start, tables[chunk.request_id]))
     for size in (1, 512):
-        assert any(
-            c.num_scheduled_tokens == size and c.start >= 512 and not is_consecutive(c.block_ids) for c in chunks
-        )
-    assert any(c.num_scheduled_tokens > 100 and len(c.block_ids) > 1 and is_consecutive(c.block_ids) for c in chunks)
+        assert any(count == size and start >= 512 and not is_consecutive(table) for count, start, table in seen)
+    assert any(count > 100 and len(table) > 1 and is_consecutive(table) for count, _, table in seen)
 
 
 def test_prompt_logprobs_are_computed_at_least_once():
@@ -77,14 +79,15 @@ def test_steps_fit_the_pool_and_end_clean(**sizes):
         for name in step.finished_request_ids:
             del known[name], blocks[name]
         known.update({new.request_id: len(new.prompt_token_ids) for new in step.new_requests})
-        blocks.update({chunk.request_id: chunk.block_ids for chunk in step.chunks})
+        for chunk in step.chunks:
+            blocks[chunk.request_id] = (*blocks.get(chunk.request_id, ())[: chunk.block_offset], *chunk.block_ids)
         used = [block for table in blocks.values() for block in table]
         assert len(set(used)) == len(used)
         assert all(0 <= block < sizes["num_blocks"] for block in used)
         for chunk in step.chunks:
             end = chunk.start + chunk.num_scheduled_tokens
             assert 0 <= chunk.start < end == known[chunk.request_id] <= sizes["max_model_len"]
-            assert end <= len(chunk.block_ids) * sizes["block_size"]
+            assert end <= len(blocks[chunk.request_id]) * sizes["block_size"]
             assert chunk.samples
             known[chunk.request_id] += 1
             num_decodes += chunk.num_scheduled_tokens == 1 and chunk.start > 0

@@ -46,8 +46,9 @@ class SectionedCommand(click.Command):
                 section = param.section if isinstance(param, SettingOption) else ""
                 groups.get(_TITLES.get(section, ""), others).append(record)
         for title, records in [*groups.items(), ("Options", others)]:
-            with formatter.section(title):
-                formatter.write_dl(records)
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 def _type(setting: Setting) -> click.ParamType[Any] | type:

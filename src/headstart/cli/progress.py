@@ -18,20 +18,21 @@ from rich.progress import (
 )
 from rich.text import Text
 
-_STEPS = frozenset({"warm-up"})  # stages that count steps; the others count bytes
+_UNITS = {"warm-up": "steps", "sweep": "s"}  # what a stage counts; the others count bytes
 
 
 class _Amount(ProgressColumn):
-    """How much is done: of steps or of bytes, as the stage counts."""
+    """How much is done, in what the stage counts."""
 
     def __init__(self) -> None:
         super().__init__()
         self._bytes = DownloadColumn(binary_units=True)
 
     def render(self, task: Task) -> Text:
-        if task.description not in _STEPS:
+        unit = _UNITS.get(task.description)
+        if unit is None:
             return self._bytes.render(task)
-        return Text(f"{task.completed:.0f}/{task.total or 0:.0f} steps", style="progress.download")
+        return Text(f"{task.completed:.0f}/{task.total or 0:.0f} {unit}", style="progress.download")
 
 
 class TerminalProgress:

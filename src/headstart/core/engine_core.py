@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 
 from headstart.config import SchedulerConfig
+from headstart.core.accuracy import Accuracy
 from headstart.core.budget import work_of
 from headstart.core.cost import CostModel, StepWork
 from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, RequestTooLong, SloMiss
@@ -54,6 +55,7 @@ class CoreStats:
 
     `prefill_steps[i]`: steps since the start that computed at most `PREFILL_STEP_TOKENS[i]` prompt tokens, and more
     than the class before; those without any are in none.
+    `step_ratios`: steps by predicted over real time, in the buckets of `core.accuracy`; and the ratios' sum.
     """
 
     num_running: int
@@ -70,6 +72,8 @@ class CoreStats:
     aborts: int
     finished: int
     prefill_steps: tuple[int, ...]
+    step_ratios: tuple[int, ...] = ()
+    step_ratios_sum: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,7 @@ class EngineCore:
         self._events: list[Event] = []
         self._counters = CoreCounters()
         self._prefill_steps = [0] * (len(PREFILL_STEP_TOKENS) + 1)
+        self._accuracy = Accuracy()
 
     @property
     def num_in_flight(self) -> int:
@@ -230,6 +235,8 @@ class EngineCore:
             num_blocks=self._num_blocks,
             evicted_blocks=self._kv.num_evicted_blocks,
             prefill_steps=tuple(self._prefill_steps),
+            step_ratios=self._accuracy.counts,
+            step_ratios_sum=self._accuracy.total,
             **{item.name: getattr(self._counters, item.name) for item in fields(CoreCounters)},
         )
 
@@ -310,6 +317,7 @@ class EngineCore:
         self._last_retirement = now
         if num_tokens:
             self._costs.observe(step.work, seconds)
+            self._accuracy.observe(step.predicted_seconds, seconds)
         self._events.append(
             StepRetired(
                 step.step_id,

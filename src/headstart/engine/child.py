@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import msgspec
 
 from headstart.core.engine_core import EngineCore
+from headstart.core.events import Event
 from headstart.engine.ipc import Channel, Dead, EngineInfo, FromEngine, Progress, Ready, ToEngine, engine_codec
 from headstart.engine.loop import EngineLoop
 from headstart.executor.base import Executor, StartupError
@@ -52,7 +53,8 @@ class BuiltEngine:
     executor: Executor
     info: EngineInfo
     step_timeout: float = 300.0  # seconds after which a step is stuck
-    on_end: Callable[[], None] = lambda: None  # after an orderly shutdown
+    on_events: Callable[[list[Event]], None] = lambda events: None  # what the core tells, in order
+    on_end: Callable[[], object] = lambda: None  # after an orderly shutdown
 
 
 Build = Callable[[bytes, ProgressCallback], BuiltEngine]
@@ -173,7 +175,7 @@ def _serve(channel: Channel[FromEngine, ToEngine], build: Build, payload: bytes,
     freeze_garbage_collector()
     try:
         channel.send(Ready(engine.info, engine.core.stats()))
-        EngineLoop(engine.core, engine.executor, channel, clock, engine.step_timeout).run()
+        EngineLoop(engine.core, engine.executor, channel, clock, engine.step_timeout, engine.on_events).run()
     except BaseException as error:
         logger.exception("the engine failed")
         return Dead(f"the engine failed: {_describe(error)}")

@@ -10,13 +10,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from headstart.core.engine_core import EngineCore
+from headstart.core.events import Event
 from headstart.core.step import ModelOutput, RequestOutput
 from headstart.executor.base import Executor
 from headstart.metrics.ledger import LedgerBook
 
 
 class StepDriver:
-    """`clock` gives monotonic seconds. `on_step_done` is called in the executor's thread when a step has finished."""
+    """`clock` gives monotonic seconds. `on_step_done` is called in the executor's thread when a step has finished.
+
+    `on_events` is told what the core tells, in order.
+    """
 
     def __init__(
         self,
@@ -24,11 +28,13 @@ class StepDriver:
         executor: Executor,
         clock: Callable[[], float],
         on_step_done: Callable[[], None] | None = None,
+        on_events: Callable[[list[Event]], None] | None = None,
     ) -> None:
         self._core = core
         self._executor = executor
         self._clock = clock
         self._on_step_done = on_step_done
+        self._on_events = on_events
         self._ledgers = LedgerBook()
         self._in_flight: deque[Future[ModelOutput]] = deque()
         self._is_lost = False
@@ -73,7 +79,10 @@ class StepDriver:
 
     def _with_ledgers(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """Give each request's first token its ledger (also a stop token, which no output shows)."""
-        self._ledgers.observe(self._core.take_events())
+        events = self._core.take_events()
+        self._ledgers.observe(events)
+        if self._on_events is not None:
+            self._on_events(events)
         for index, output in enumerate(outputs):
             if output.num_output_tokens and (ledger := self._ledgers.take(output.request_id)):
                 outputs[index] = output._replace(ledger=ledger)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from headstart.core.engine_core import CoreStats, EngineCore
 from headstart.core.errors import QueueFull, RequestRefused, SloMiss
+from headstart.core.events import Event
 from headstart.core.request import EngineRequest
 from headstart.core.step import RequestOutput
 from headstart.engine.driver import StepDriver
@@ -39,7 +40,7 @@ EngineChannel = Channel[FromEngine, ToEngine]
 class EngineLoop:
     """Serves one channel until it is told to stop. `clock` gives the monotonic seconds of the API process' clock.
 
-    A step that takes `step_timeout` seconds is stuck, and the engine lost.
+    A step that takes `step_timeout` seconds is stuck, and the engine lost. `on_events` is told what the core tells.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class EngineLoop:
         channel: EngineChannel,
         clock: Callable[[], float],
         step_timeout: float = 300.0,
+        on_events: Callable[[list[Event]], None] | None = None,
     ) -> None:
         self._core = core
         self._channel = channel
         self._clock = clock
-        self._driver = StepDriver(core, executor, clock, on_step_done=channel.wake)
+        self._driver = StepDriver(core, executor, clock, on_step_done=channel.wake, on_events=on_events)
         self._watchdog = StepWatchdog(step_timeout)
         self._sent_stats: CoreStats | None = None
         self._stopping = False

@@ -21,6 +21,7 @@ from headstart.engine.child import StartMessage, frame_start
 from headstart.engine.ipc import SocketDirectory
 
 _SETTINGS_PREFIX = "HEADSTART_"
+_CACHE_VARIABLE = "HEADSTART_CACHE"  # no setting: where what was fetched, quantized and learned is kept
 
 
 class EngineProcess:
@@ -97,7 +98,9 @@ def engine_environment(own: Mapping[str, str]) -> dict[str, str]:
 
     Without the server's settings: the engine is told its configuration, and API keys are none of its business.
     """
-    environment = {name: value for name, value in own.items() if not name.startswith(_SETTINGS_PREFIX)}
+    environment = {
+        name: value for name, value in own.items() if not name.startswith(_SETTINGS_PREFIX) or name == _CACHE_VARIABLE
+    }
     root = str(Path(headstart.__file__).resolve().parents[1])
     if root != sysconfig.get_path("purelib"):
         present = environment.get("PYTHONPATH")

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headstart.core.accuracy import RATIOS
 from headstart.core.engine_core import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.request import FinishReason
 from headstart.core.step import RequestOutput
 from headstart.metrics.ledger import PARTS, Ledger
 from headstart.metrics.prometheus import (
     Counter,
+    Histogram,
     HistogramFamily,
     Metric,
     Sampled,
@@ -25,8 +27,6 @@ from headstart.metrics.prometheus import (
 
 PREFILL_STEP_METRIC = "headstart_step_prefill_tokens"
 SLO_MET, SLO_MISSED, SLO_REJECTED = "met", "missed", "rejected"
-# Of a predicted to a real time.
-RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 REFUSED = "refused"  # beside the engine's reasons: it was never begun
 # 1 ms to 60 s; each bound at most 2.5 times the one before.
 SECONDS: tuple[float, ...] = (
@@ -205,6 +205,7 @@ def _stats_metrics(stats: CoreStats) -> tuple[Metric, ...]:
         (("prompt_cached",), stats.prompt_tokens_cached),
         (("generated",), stats.generated_tokens),
     ]
+    ratios = stats.step_ratios or (0,) * (len(RATIOS) + 1)
     used = (stats.num_blocks - stats.num_free_blocks) / stats.num_blocks
     return (
         Sampled("headstart_tokens_total", "Tokens by kind.", lambda: tokens, kind="counter", labels=("kind",)),
@@ -220,9 +221,12 @@ def _stats_metrics(stats: CoreStats) -> tuple[Metric, ...]:
         SampledHistogram(
             PREFILL_STEP_METRIC,
             "Prompt tokens that a step computed, of steps with any: the chunk sizes chosen.",
-            PREFILL_STEP_TOKENS,
-            stats.prefill_steps,
-            stats.prompt_tokens_computed,
+            Histogram.of(PREFILL_STEP_TOKENS, stats.prefill_steps, stats.prompt_tokens_computed),
+        ),
+        SampledHistogram(
+            "headstart_step_predicted_over_real_ratio",
+            "Time of a step as predicted when it began, over what it took.",
+            Histogram.of(RATIOS, ratios, stats.step_ratios_sum),
         ),
         _total(
             "headstart_preemptions_total", "Requests that lost their blocks to another for a while.", stats.preemptions

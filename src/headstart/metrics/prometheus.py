@@ -76,10 +76,18 @@ class Histogram:
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
-    def __init__(self, bounds: Sequence[float], counts: Sequence[int] | None = None, total: float = 0.0) -> None:
+    def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
-        self._counts = list(counts or [0] * (len(self._bounds) + 1))
-        self._sum = float(total)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    @classmethod
+    def of(cls, bounds: Sequence[float], counts: Sequence[int], total: float) -> Histogram:
+        """What was counted elsewhere, in as many buckets; `total`: the sum of all observations."""
+        found = cls(bounds)
+        assert len(counts) == len(found._counts)
+        found._counts, found._sum = list(counts), total
+        return found
 
     def observe(self, value: float, count: int = 1) -> None:
         """Note `value`, `count` times over."""
@@ -94,20 +102,6 @@ class Histogram:
             yield f'{name}_bucket{{{labels}{comma}le="{bound}"}} {total}\n'
         around = f"{{{labels}}}" if labels else ""
         yield f"{name}_sum{around} {self._sum!r}\n{name}_count{around} {total}\n"
-
-
-class SampledHistogram:
-    """A histogram that is counted elsewhere. `counts[i]`: those up to `bounds[i]` and above the bound before; the last
-    are above all. `total` is the sum of all values."""
-
-    def __init__(self, name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> None:
-        assert len(counts) == len(bounds) + 1
-        self._head, self._name = _head(name, "histogram", text), name
-        self._histogram = Histogram(bounds, counts, total)
-
-    def render(self) -> Iterable[str]:
-        yield self._head
-        yield from self._histogram.lines(self._name, "")
 
 
 class HistogramFamily:
@@ -127,6 +121,17 @@ class HistogramFamily:
         yield self._head
         for value, child in self._children.items():
             yield from child.lines(self._name, _labels((self._label,), (value,)) if self._label else "")
+
+
+class SampledHistogram:
+    """A histogram that was counted elsewhere and is rendered once."""
+
+    def __init__(self, name: str, text: str, histogram: Histogram) -> None:
+        self._head, self._name, self._histogram = _head(name, "histogram", text), name, histogram
+
+    def render(self) -> Iterable[str]:
+        yield self._head
+        yield from self._histogram.lines(self._name, "")
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:

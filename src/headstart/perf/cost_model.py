@@ -64,7 +64,11 @@ class FittedCostModel:
     _FORGET = 0.999
 
     def __init__(self, coefficients: Coefficients, *, doubt: float = 1.0) -> None:
-        """`doubt`: variance of what the coefficients are to be multiplied by."""
+        """As `begin`."""
+        self.begin(coefficients, doubt)
+
+    def begin(self, coefficients: Coefficients, doubt: float) -> None:
+        """Believe this from now on. `doubt`: variance of what the coefficients are to be multiplied by."""
         self._doubt = doubt
         self._base = coefficients.values()
         self._multipliers = [1.0] * len(self._base)

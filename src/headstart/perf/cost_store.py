@@ -41,9 +41,12 @@ class CostStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def path(self, key: CostKey) -> Path:
+        return self._folder / key.filename
+
     def load(self, key: CostKey) -> Coefficients | None:
         """What was kept for `key`. A damaged file, or another version's, is left out, with a warning that names it."""
-        path = self._folder / key.filename
+        path = self.path(key)
         try:
             content = json.loads(path.read_bytes())
             if content["version"] != _VERSION or content["key"] != asdict(key):
@@ -64,7 +67,7 @@ class CostStore:
             try:
                 with os.fdopen(fd, "w", encoding="utf-8") as file:
                     json.dump(content, file, indent=1)
-                os.replace(temporary, self._folder / key.filename)
+                os.replace(temporary, self.path(key))
             except BaseException:
                 os.unlink(temporary)
                 raise
@@ -76,18 +79,36 @@ class CostStore:
 class KeptCostModel(FittedCostModel):
     """One that begins where the last run ended, and is kept every few hundred steps."""
 
+    _DOUBT = 0.1  # of what was learned
+    _LEAST = 0.1  # of the prior: learning goes on by multiples, and those of nothing are nothing
+
     def __init__(self, prior: Coefficients, store: CostStore, key: CostKey) -> None:
         known = store.load(key)
-        super().__init__(prior if known is None else known, doubt=1.0 if known is None else 0.1)
+        super().__init__(prior if known is None else known, doubt=1.0 if known is None else self._DOUBT)
         self.was_known = known is not None
+        self._has_news = False
+        self._prior = prior
         self._store = store
         self._key = key
+
+    @property
+    def path(self) -> Path:
+        """The file that it is kept in."""
+        return self._store.path(self._key)
+
+    def take_over(self, fitted: Coefficients) -> None:
+        """Believe what was fitted to steps that ran."""
+        pairs = zip(fitted.values(), self._prior.values(), strict=True)
+        self.begin(Coefficients(*(max(value, self._LEAST * least) for value, least in pairs)), self._DOUBT)
+        self._has_news = True
 
     def observe(self, work: StepWork, seconds: float) -> None:
         super().observe(work, seconds)
         if self.num_observed and self.num_observed % _SAVE_EVERY == 0:
             self.save()
 
-    def save(self) -> None:
-        if self.num_observed:
-            self._store.save(self._key, self.coefficients)
+    def save(self) -> bool:
+        """False if there is nothing to keep, or it cannot be kept."""
+        if not self.num_observed and not self._has_news:
+            return False
+        return self._store.save(self._key, self.coefficients)

@@ -10,11 +10,12 @@ behind tokens that count as cached, and the empty pool's zeros are as good as an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 from headstart.core.request import SamplingParams
-from headstart.core.step import NewRequestData, ScheduledChunk, SchedulerOutput
+from headstart.core.step import SchedulerOutput
+from headstart.worker.stage import Player, Stage
 
 _GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 _KINDS = (
@@ -37,12 +38,12 @@ def warmup_steps(
     `max_chunk` and `mixed_chunk` are the most tokens that a step without and with decodes computes. Whatever does not
     fit into the pool is made smaller or left out; the smallest pool still gets a prefill and a decode.
     """
-    stage = _Stage(num_blocks, block_size, max_model_len)
+    stage = Stage(num_blocks, block_size, max_model_len)
     yield from _long_request(stage, max_chunk)
     yield from _short_requests(stage, mixed_chunk, max_num_seqs)
 
 
-def _long_request(stage: _Stage, max_chunk: int) -> Iterator[SchedulerOutput]:
+def _long_request(stage: Stage, max_chunk: int) -> Iterator[SchedulerOutput]:
     """A full chunk whose context is longer than one, then a decode at its end; no block follows its neighbour."""
     request = stage.deal("long", 2 * max_chunk, spare=1, params=_GREEDY)
     assert request is not None, "the pool must hold a prompt and its answer"
@@ -52,10 +53,10 @@ def _long_request(stage: _Stage, max_chunk: int) -> Iterator[SchedulerOutput]:
     yield stage.end()
 
 
-def _short_requests(stage: _Stage, mixed_chunk: int, max_num_seqs: int) -> Iterator[SchedulerOutput]:
+def _short_requests(stage: Stage, mixed_chunk: int, max_num_seqs: int) -> Iterator[SchedulerOutput]:
     """Decodes beside a chunk, then decodes alone, in smaller and smaller batches."""
     batches = sorted({min(batch, max_num_seqs) for batch in _DECODE_BATCHES}, reverse=True)
-    cast: list[_Player] = []
+    cast: list[Player] = []
     for index in range(batches[0]):
         player = stage.deal(f"short {index}", _SHORT, spare=1 + len(batches), params=_KINDS[index % len(_KINDS)])
         if player is not None:
@@ -73,67 +74,3 @@ def _short_requests(stage: _Stage, mixed_chunk: int, max_num_seqs: int) -> Itera
         if some:
             yield stage.step([(player, 1) for player in some])
     yield stage.end()
-
-
-@dataclass(slots=True)
-class _Player:
-    """A request of the warm-up. `num_tokens`: known so far, of which the last ones are computed next."""
-
-    name: str
-    num_tokens: int
-    params: SamplingParams
-    blocks: tuple[int, ...]
-
-
-class _Stage:
-    """The pool's blocks, dealt anew after each `end`, and the running number of steps."""
-
-    def __init__(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
-        self._num_blocks = num_blocks
-        self._block_size = block_size
-        self._max_model_len = max_model_len
-        self._used = 0
-        self._live: dict[str, None] = {}  # names, in order
-        self._step_id = 0
-
-    def deal(self, name: str, wanted: int, *, spare: int, params: SamplingParams) -> _Player | None:
-        """A request with blocks for its prompt and `spare` tokens more; smaller where that does not fit, or None."""
-        room = min((self._num_blocks - self._used) * self._block_size, self._max_model_len)
-        num_tokens = min(wanted, room - 1)
-        if num_tokens < 1:
-            return None
-        end = self._used - -min(num_tokens + max(spare, 1), room) // self._block_size
-        player = _Player(name, num_tokens, params, tuple(range(self._used, end)))
-        self._used = end
-        return player
-
-    def has_room(self, player: _Player) -> bool:
-        return player.num_tokens <= min(len(player.blocks) * self._block_size, self._max_model_len)
-
-    def step(self, chunks: Sequence[tuple[_Player, int]]) -> SchedulerOutput:
-        """Compute the last `count` known tokens of each request and sample the next one."""
-        new = [player for player, _ in chunks if player.name not in self._live]
-        found = SchedulerOutput(
-            step_id=self._next_id(),
-            new_requests=tuple(NewRequestData(each.name, (0,) * each.num_tokens, each.params) for each in new),
-            chunks=tuple(_chunk(player, count) for player, count in chunks),
-            finished_request_ids=(),
-        )
-        self._live |= {player.name: None for player in new}
-        for player, _ in chunks:
-            player.num_tokens += 1
-        return found
-
-    def end(self) -> SchedulerOutput:
-        """All requests are finished and all blocks free."""
-        finished, self._live, self._used = tuple(self._live), {}, 0
-        return SchedulerOutput(self._next_id(), (), (), finished)
-
-    def _next_id(self) -> int:
-        self._step_id += 1
-        return self._step_id
-
-
-def _chunk(player: _Player, count: int) -> ScheduledChunk:
-    start = player.num_tokens - count
-    return ScheduledChunk(player.name, start, count, block_offset=0, block_ids=player.blocks, samples=True)
