@@ -15,6 +15,7 @@ from headstart.core.cost import LinearCosts
 from headstart.core.engine_core import EngineCore
 from headstart.core.request import EngineRequest, FinishReason, SamplingParams
 from headstart.core.step import ChunkOutput, ModelOutput, RequestOutput, ScheduledChunk, SchedulerOutput
+from tests.core.fake_tier import FakeTier
 
 
 def next_token(prefix: tuple[int, ...], vocab_size: int) -> int:
@@ -52,7 +53,12 @@ def make_spec(
 
 
 def make_core(
-    *, num_blocks: int = 64, block_size: int = 4, prefix_cache: bool = True, **scheduler: object
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    prefix_cache: bool = True,
+    tier: FakeTier | None = None,
+    **scheduler: object,
 ) -> EngineCore:
     """A core for which a step takes a second, and a millisecond for each token of prefill (and of context, times
     `context_ms`): `chunk` and `mixed` are then the tokens of prefill in a step without and with decodes.
@@ -77,6 +83,7 @@ def make_core(
         block_size=block_size,
         max_model_len=max_model_len,  # type: ignore[arg-type]
         prefix_cache=prefix_cache,
+        connector=tier,
     )
 
 
@@ -90,8 +97,15 @@ class FakeWorker:
     slots: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     salts: dict[str, str] = field(default_factory=dict)
     failing: set[str] = field(default_factory=set)
+    tier: FakeTier | None = None
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
+        if self.tier is not None:
+            self.tier.save(step.saves, self.slots)
+            self.tier.fill(step.fills, self.slots)
+        else:
+            assert not step.saves
+            assert not step.fills
         for new in step.new_requests:
             assert new.request_id not in self.tokens, "a request is introduced once"
             self.tokens[new.request_id] = list(new.prompt_token_ids)
@@ -139,8 +153,8 @@ class Driver:
     steps: list[SchedulerOutput] = field(default_factory=list)
 
     @classmethod
-    def of(cls, core: EngineCore, *, block_size: int = 4, vocab_size: int = 7) -> Driver:
-        return cls(core, FakeWorker(block_size, vocab_size))
+    def of(cls, core: EngineCore, *, block_size: int = 4, vocab_size: int = 7, tier: FakeTier | None = None) -> Driver:
+        return cls(core, FakeWorker(block_size, vocab_size, tier=tier))
 
     def add(self, spec: EngineRequest) -> None:
         self.core.add_request(spec, self.now)

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headstart.config import SchedulerConfig
+from headstart.core.connector import KVArrival
 from headstart.core.cost import LinearCosts
 from headstart.core.engine_core import EngineCore
 from headstart.core.errors import QueueFull, RequestTooLong, SloMiss
 from headstart.core.request import EngineRequest, FinishReason
 from headstart.core.step import ModelOutput, RequestOutput
+from tests.core.fake_tier import FakeTier
 from tests.core.harness import FakeWorker, expected_tokens, make_spec
 
 VOCAB = 2
@@ -33,6 +35,7 @@ class CoreMachine(RuleBasedStateMachine):
         max_num_waiting=st.integers(1, 6),
         rejects=st.booleans(),
         min_shared=st.sampled_from([1, 4, 64]),
+        tier_seconds=st.sampled_from([None, 0.0, 0.5]),
     )
     def start(
         self,
@@ -48,6 +51,7 @@ class CoreMachine(RuleBasedStateMachine):
         max_num_waiting: int,
         rejects: bool,
         min_shared: int,
+        tier_seconds: float | None,
     ) -> None:
         config = SchedulerConfig(
             policy=policy,  # type: ignore[arg-type]
@@ -67,6 +71,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.budget = budget
         self.rejects = rejects
         self.depth = depth
+        self.tier = None if tier_seconds is None else FakeTier(block_size, tier_seconds)
         self.core = EngineCore(
             config,
             LinearCosts(step=0.25, prefill_token=0.75, prefill_context=0.125, decode=0.25),
@@ -74,9 +79,10 @@ class CoreMachine(RuleBasedStateMachine):
             block_size=block_size,
             max_model_len=self.max_model_len,
             prefix_cache=prefix_cache,
+            connector=self.tier,
         )
         self.core._scheduler._pending._min_tokens = min_shared  # so that short prompts wait for each other too
-        self.worker = FakeWorker(block_size, VOCAB)
+        self.worker = FakeWorker(block_size, VOCAB, tier=self.tier)
         self.results: deque[ModelOutput] = deque()
         self.now = 0.0
         self.specs: dict[str, EngineRequest] = {}
@@ -174,11 +180,38 @@ class CoreMachine(RuleBasedStateMachine):
             # The worker runs steps at once and in order: what it overwrites too early, a later read notices.
             self.results.append(self.worker.execute(step))
 
+    @rule(count=st.integers(1, 12))
+    def run_on(self, count: int) -> None:
+        """Many steps at once: what was added comes to its end, and is evicted by the next."""
+        for _ in range(count):
+            self.begin()
+            if self.results:
+                self.finish(1.0)
+
     @precondition(lambda self: self.results)
     @rule(seconds=st.floats(0, 3))
     def finish(self, seconds: float) -> None:
         self.now += seconds
         self._take(self.core.finish_step(self.results.popleft(), self.now))
+
+    @precondition(lambda self: self.tier is not None and self.tier.loads)
+    @rule(data=st.data(), ended=st.booleans())
+    def arrive(self, data: st.DataObject, ended: bool) -> None:
+        """A load came so far; or it failed there."""
+        assert self.tier is not None
+        load_id = data.draw(st.sampled_from(sorted(self.tier.loads)))
+        count = data.draw(st.integers(0, len(self.tier.loads[load_id])))
+        self.core.kv_arrived(KVArrival(load_id, count, ended))
+
+    @precondition(lambda self: self.tier is not None and self.tier.stored)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        """The tier gives a block up; what it is just loading, it keeps until then."""
+        assert self.tier is not None
+        in_use = {name for names in (*self.tier.loads.values(), *self.tier.settled.values()) for name in names}
+        free = sorted(self.tier.stored.keys() - in_use)
+        if free:
+            del self.tier.stored[data.draw(st.sampled_from(free))]
 
     @precondition(lambda self: self.specs)
     @rule(data=st.data())
@@ -237,7 +270,9 @@ class CoreMachine(RuleBasedStateMachine):
             if self.results:
                 self.finish(1.0)
             else:
-                raise AssertionError("work is left but no step can run")
+                check = self.core.next_check()
+                assert check is not None, "work is left but no step can run"
+                self.now = max(self.now, check) + 0.001
         self._take(self.core.take_outputs())
         self.holds()
         assert set(self.finished) == set(self.specs), "a request was forgotten"

@@ -56,7 +56,7 @@ class TestRadixCache:
         cache.mark_reused(2)
         cache.mark_idle(2)
         cache.check_invariants()
-        assert [cache.evict() for _ in range(3)] == [1, 0, 2]
+        assert [cache.evict().block_id for _ in range(3)] == [1, 0, 2]
         assert len(cache) == 0
         assert cache.match([1], "", 1) == []
         cache.check_invariants()

@@ -16,15 +16,33 @@ from dataclasses import dataclass, fields
 from headstart.config import SchedulerConfig
 from headstart.core.accuracy import Accuracy
 from headstart.core.budget import work_of
+from headstart.core.connector import KVArrival, KVConnector
 from headstart.core.cost import CostModel, StepWork
 from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, RequestTooLong, SloMiss
-from headstart.core.events import Event, RequestAdded, RequestFinished, RequestPreempted, StepRetired
+from headstart.core.events import (
+    Event,
+    LoadBegan,
+    LoadEnded,
+    RequestAdded,
+    RequestFinished,
+    RequestPreempted,
+    StepRetired,
+)
 from headstart.core.eviction import AgedFrequency
 from headstart.core.forecast import Forecast, Line, Margin, forecast
 from headstart.core.kv_cache_manager import KVCacheManager
+from headstart.core.loads import Loads
 from headstart.core.request import EngineRequest, FinishReason, Request, RequestStatus
 from headstart.core.scheduler import Schedule, Scheduler, work_of_decodes
-from headstart.core.step import ChunkOutput, ModelOutput, RequestOutput, ScheduledChunk, SchedulerOutput, TokenLogprob
+from headstart.core.step import (
+    BlockSave,
+    ChunkOutput,
+    ModelOutput,
+    RequestOutput,
+    ScheduledChunk,
+    SchedulerOutput,
+    TokenLogprob,
+)
 
 # Upper bounds of the classes in which steps are counted by the prompt tokens that they compute; one more is above all.
 PREFILL_STEP_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
@@ -43,6 +61,9 @@ class CoreCounters:
     steps: int = 0
     prompt_tokens_computed: int = 0  # tokens of prefill chunks, recomputation after preemption included
     prompt_tokens_cached: int = 0
+    prompt_tokens_loaded: int = 0  # from a tier; among those cached
+    loads: int = 0
+    loads_cut_short: int = 0  # they did not keep pace with recomputing, or failed
     generated_tokens: int = 0
     preemptions: int = 0
     aborts: int = 0  # taken back: the client left, or its text was complete (a stop string)
@@ -74,6 +95,10 @@ class CoreStats:
     prefill_steps: tuple[int, ...]
     step_ratios: tuple[int, ...] = ()
     step_ratios_sum: float = 0.0
+    num_loading: int = 0  # requests that wait for KV from a tier
+    prompt_tokens_loaded: int = 0
+    loads: int = 0
+    loads_cut_short: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +113,7 @@ class _StepInFlight:
 class EngineCore:
     """Args: `num_blocks` and `block_size` (tokens) of the KV pool; `max_model_len` in tokens, at most what it holds.
 
-    `costs` predicts steps, and hears of each that ran.
+    `costs` predicts steps, and hears of each that ran. `connector`: where blocks that left the cache can be had again.
     """
 
     def __init__(
@@ -100,6 +125,7 @@ class EngineCore:
         block_size: int,
         max_model_len: int,
         prefix_cache: bool,
+        connector: KVConnector | None = None,
     ) -> None:
         if max_model_len > num_blocks * block_size:
             raise ValueError(
@@ -118,8 +144,11 @@ class EngineCore:
             block_size=block_size,
             prefix_cache=prefix_cache,
             eviction=AgedFrequency(num_blocks=num_blocks, horizon=self._horizon / block_size),
+            saves=connector is not None,
         )
-        self._scheduler = Scheduler(config, costs, self._kv, max_model_len=max_model_len)
+        self._connector = connector
+        self._loads = None if connector is None else Loads(connector, costs, block_size=block_size)
+        self._scheduler = Scheduler(config, costs, self._kv, loads=self._loads, max_model_len=max_model_len)
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[_StepInFlight] = deque()
         self._next_step_id = 0
@@ -174,11 +203,25 @@ class EngineCore:
             self._counters.aborts += 1
             self._outputs.append(self._finish(request, FinishReason.ABORT, now))
 
+    def kv_arrived(self, arrival: KVArrival) -> None:
+        """News of a load; whoever waited for it is in the next step that is begun."""
+        if self._loads is not None:
+            self._loads.arrived(*arrival)
+
+    def next_check(self) -> float | None:
+        """When `begin_step` is to be called at the latest although nothing happens: a load may have fallen behind."""
+        return None if self._loads is None else self._loads.next_check()
+
+    def cached_blocks(self) -> list[BlockSave]:
+        """All of the prefix cache, that first which is worth most: for who keeps it beyond the process' end."""
+        return self._kv.cached()
+
     def begin_step(self, now: float) -> SchedulerOutput | None:
         """The next step to compute, or None: nothing can run, or as many steps are in flight as may be."""
         if len(self._in_flight) >= self._depth:
             return None
-        schedule = self._scheduler.schedule(self._next_step_id)
+        schedule = self._scheduler.schedule(self._next_step_id, now)
+        self._note_loads(schedule, now)
         for request in schedule.preempted:
             self._counters.preemptions += 1
             self._events.append(RequestPreempted(request.request_id, now))
@@ -189,6 +232,8 @@ class EngineCore:
             new_requests=schedule.new_requests,
             chunks=tuple(schedule.chunks),
             finished_request_ids=tuple(self._forgettable),
+            saves=self._take_saves(),
+            fills=() if self._loads is None else self._loads.take_fills(),
         )
         self._forgettable.clear()
         self._next_step_id += 1
@@ -196,6 +241,23 @@ class EngineCore:
         self._in_flight.append(_StepInFlight(step.step_id, now, schedule, work, self._costs.step_seconds(work)))
         self._kv.begin_step(step.step_id)
         return step
+
+    def _take_saves(self) -> tuple[BlockSave, ...]:
+        """Of what was evicted, that which is there and not kept yet."""
+        evicted = self._kv.take_saves()
+        if not evicted or self._loads is None or self._connector is None:
+            return ()
+        filling = self._loads.filling()  # their content is not there yet, but where they came from
+        return tuple(save for save in evicted if save.block_id not in filling and not self._connector.stores(save.name))
+
+    def _note_loads(self, schedule: Schedule, now: float) -> None:
+        for load in schedule.loaded:
+            self._counters.loads += 1
+            self._counters.loads_cut_short += load.num_arrived < load.num_blocks
+            self._counters.prompt_tokens_loaded += load.num_arrived * self._block_size
+            self._events.append(LoadEnded(load.request.request_id, now, load.num_arrived, load.num_blocks))
+        for request in schedule.began_loading:
+            self._events.append(LoadBegan(request.request_id, now))
 
     def finish_step(self, output: ModelOutput, now: float) -> list[RequestOutput]:
         """Take in the result of the oldest step in flight. Returns the news of its requests, and of earlier aborts."""
@@ -230,6 +292,7 @@ class EngineCore:
         return CoreStats(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
+            num_loading=self._scheduler.num_loading,
             num_free_blocks=self._kv.num_free_blocks,
             num_cached_blocks=self._kv.num_cached_blocks,
             num_blocks=self._num_blocks,
@@ -252,8 +315,8 @@ class EngineCore:
 
     def _forecast(self, request: Request, now: float) -> Forecast:
         view = self._scheduler.view_of(request)
-        room = -(-request.num_tokens // self._block_size) - view.num_cached_tokens // self._block_size
-        seats = self._config.max_num_seqs - self._scheduler.num_running
+        room = -(-request.num_tokens // self._block_size) - view.num_held_blocks
+        seats = self._config.max_num_seqs - self._scheduler.num_running - self._scheduler.num_loading
         line = Line(
             step_left=self._step_left(now),
             decodes=work_of_decodes(view.decodes),
@@ -271,6 +334,7 @@ class EngineCore:
             block_size=self._block_size,
             cached=view.num_cached_tokens,
             tokens=tokens,
+            load_seconds=view.load_seconds,
         )
 
     def _step_left(self, now: float) -> float:

@@ -37,6 +37,24 @@ class StepRetired:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadBegan:
+    """A request waits for KV from elsewhere from now on."""
+
+    request_id: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEnded:
+    """It waits no longer. Of `num_wanted_blocks`, the first `num_blocks` arrived; it goes on with those."""
+
+    request_id: str
+    time: float
+    num_blocks: int
+    num_wanted_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestPreempted:
     request_id: str
     time: float
@@ -48,4 +66,4 @@ class RequestFinished:
     time: float
 
 
-Event = RequestAdded | StepRetired | RequestPreempted | RequestFinished
+Event = RequestAdded | StepRetired | LoadBegan | LoadEnded | RequestPreempted | RequestFinished

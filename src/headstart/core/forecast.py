@@ -18,6 +18,7 @@ class Forecast:
     """Seconds from now on: until its own prefill begins, and what that takes with the steps of others around it.
 
     `num_ahead`: requests that would go before it. `prefill_seconds`: of its uncached tokens, by themselves.
+    `load_seconds`: until KV blocks that it loads from a tier are there; `num_cached_tokens` count them.
     """
 
     queue_seconds: float
@@ -25,10 +26,11 @@ class Forecast:
     prefill_seconds: float
     num_cached_tokens: int
     num_ahead: int
+    load_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.queue_seconds + self.compute_seconds
+        return self.queue_seconds + self.load_seconds + self.compute_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,16 @@ class Line:
 
 
 def forecast(
-    config: SchedulerConfig, costs: CostModel, line: Line, *, block_size: int, cached: int, tokens: int
+    config: SchedulerConfig,
+    costs: CostModel,
+    line: Line,
+    *,
+    block_size: int,
+    cached: int,
+    tokens: int,
+    load_seconds: float = 0.0,
 ) -> Forecast:
-    """Of a request with `tokens` to compute behind `cached` ones."""
+    """Of a request with `tokens` to compute behind `cached` ones, some of which take `load_seconds` to be there."""
     own = costs.prefill_seconds(cached, tokens)
     # Those ahead decode, too, once they have had their turn: half of them on average, until the last has.
     decoding = min(line.decodes.num_decodes + line.ahead // 2, config.max_num_seqs)
@@ -61,7 +70,7 @@ def forecast(
     alone = _Steps(config.max_chunk_ms / 1000, costs.step_seconds(StepWork()), block)
     steps = mixed if decoding else alone
     waiting = steps.seconds(line.seconds_ahead, line.ahead) + _seat_seconds(line, steps)
-    return Forecast(line.step_left + waiting, steps.seconds(own, 1), own, cached, line.ahead)
+    return Forecast(line.step_left + waiting, steps.seconds(own, 1), own, cached, line.ahead, load_seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,26 @@ from collections.abc import Iterable, Sequence
 
 from headstart.core.block_pool import BlockPool
 from headstart.core.eviction import EvictionPolicy
-from headstart.core.radix_cache import RadixCache
+from headstart.core.radix_cache import RadixCache, name_of
 from headstart.core.request import Request
+from headstart.core.step import BlockSave
 
 
 class KVCacheManager:
     """Block tables of requests over one pool, with prefix reuse when `prefix_cache`.
 
-    Args: `num_blocks` in the pool, `block_size` in tokens; `eviction`: who leaves the prefix cache for new blocks.
+    Args: `num_blocks` in the pool, `block_size` in tokens; `eviction`: who leaves the prefix cache for new blocks;
+    `saves`: somebody keeps what leaves it.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int, prefix_cache: bool, eviction: EvictionPolicy) -> None:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, prefix_cache: bool, eviction: EvictionPolicy, saves: bool = False
+    ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.radix = RadixCache(block_size, eviction)
         self._prefix_cache = prefix_cache
+        self._saves: list[BlockSave] | None = [] if saves else None
         self._steps: deque[tuple[int, list[int]]] = deque()  # steps in flight, with what each releases when it retires
 
     @property
@@ -118,6 +123,17 @@ class KVCacheManager:
         assert oldest == step_id, "steps retire in order"
         self._drop(released)
 
+    def take_saves(self) -> list[BlockSave]:
+        """What left the prefix cache since the last call: its content is there until the next step."""
+        if not self._saves:
+            return []
+        saves, self._saves = self._saves, []
+        return saves
+
+    def cached(self) -> list[BlockSave]:
+        """All that is in the prefix cache, that first which is worth most."""
+        return [BlockSave(node.block_id, name_of(node)) for node in self.radix.nodes()]
+
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
@@ -142,7 +158,10 @@ class KVCacheManager:
 
     def _take(self, count: int) -> list[int]:
         while self.pool.num_free < count:
-            self.pool.give_back(self.radix.evict())
+            node = self.radix.evict()
+            if self._saves is not None:
+                self._saves.append(BlockSave(node.block_id, name_of(node)))
+            self.pool.give_back(node.block_id)
         return self.pool.take(count)
 
     def check_invariants(self, requests: Iterable[Request]) -> None:

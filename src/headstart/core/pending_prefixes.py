@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 from headstart.core.request import Request, RequestStatus
 
+_ALIVE = (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_KV)  # blocks come of it
+
 
 @dataclass(slots=True)
 class _Wait:
@@ -79,7 +81,7 @@ class PendingPrefixes:
         """Those whose wait is over, in no order; each is told of once."""
         ready: list[Request] = []
         for owner_id, wait in list(self._waits.items()):
-            running = wait.owner.status is RequestStatus.RUNNING
+            running = wait.owner.status in _ALIVE
             num_indexed = wait.owner.num_indexed_blocks
             if running and num_indexed < wait.first_goal:
                 continue

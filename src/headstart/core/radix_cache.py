@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from headstart.core.chain import next_name, root_name
 from headstart.core.eviction import EvictionPolicy
 from headstart.core.radix_node import BlockKey, RadixNode
 
@@ -78,8 +79,8 @@ class RadixCache:
         """One more holds this block, idle or not."""
         self._eviction.reused(self._nodes[block_id])
 
-    def evict(self) -> int:
-        """Forget the idle block that is worth least and return its id. The caller has checked `num_idle`."""
+    def evict(self) -> RadixNode:
+        """Forget the idle block that is worth least and return it. The caller has checked `num_idle`."""
         node = self._eviction.evict()
         assert not node.children, "a block was to go before its descendants"
         parent = node.parent
@@ -89,7 +90,13 @@ class RadixCache:
         if parent.parent is None and not parent.children:
             del self._roots[parent.salt]
         self.num_evicted += 1
-        return node.block_id
+        return node
+
+    def nodes(self) -> list[RadixNode]:
+        """All that is cached, parents before their children, those first that are worth most."""
+        idle = [self._nodes[block_id] for block_id in self.idle_blocks()]
+        held = self._nodes.keys() - {node.block_id for node in idle}
+        return [*sorted([self._nodes[block_id] for block_id in held], key=lambda node: node.depth), *reversed(idle)]
 
     def idle_blocks(self) -> Iterator[int]:
         """As they would be evicted if nothing else happened."""
@@ -117,3 +124,16 @@ class RadixCache:
             for child in self._nodes[block_id].children.values():
                 assert child.block_id in position, "an idle block has a held child"
                 assert position[child.block_id] < index, "a block would be evicted before its descendants"
+
+
+def name_of(node: RadixNode) -> bytes:
+    """The name of a node's prefix; also of one that was just evicted. Kept, with those of the nodes above it."""
+    above: list[RadixNode] = []
+    at: RadixNode | None = node
+    while at is not None and at.name is None:
+        above.append(at)
+        at = at.parent
+    name = b"" if at is None or at.name is None else at.name
+    for below in reversed(above):
+        name = below.name = root_name(below.salt) if below.parent is None else next_name(name, below.key)
+    return name

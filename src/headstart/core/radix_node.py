@@ -12,9 +12,10 @@ class RadixNode:
 
     `depth`: blocks before it in its prefix. `digest` stands for the whole prefix, salt included; two prefixes may share
     one by chance, so only a policy may rely on it. `num_uses` and `level` belong to the eviction policy.
+    `name` is the prefix' (`core.chain`), once it was asked for.
     """
 
-    __slots__ = ("block_id", "children", "depth", "digest", "key", "level", "num_uses", "parent", "salt")
+    __slots__ = ("block_id", "children", "depth", "digest", "key", "level", "name", "num_uses", "parent", "salt")
 
     def __init__(self, key: BlockKey, parent: RadixNode | None, block_id: int, salt: str) -> None:
         self.salt = salt
@@ -23,6 +24,7 @@ class RadixNode:
         self.block_id = block_id
         self.children: dict[BlockKey, RadixNode] = {}
         self.num_uses = self.level = 0
+        self.name: bytes | None = None
         if parent is None:
             self.depth = -1
             self.digest = zlib.crc32(salt.encode("utf-8", "surrogatepass"))  # `hash` of a text differs in every process

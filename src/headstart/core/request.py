@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 class RequestStatus(enum.Enum):
     WAITING = "waiting"
+    WAITING_FOR_KV = "waiting_for_kv"  # it has its blocks; some of their content is being loaded
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
@@ -126,6 +127,8 @@ class Request:
     added_time: float = 0.0  # when it was added
     forecast_time: float = 0.0  # when its first token was predicted for then
     expected_time: float = 0.0  # the same, put off by those who were let in before it
+    block_names: tuple[bytes, ...] | None = None  # of its prompt's whole blocks; None: nobody asked
+    num_stored_blocks: int = 0  # leading blocks that were cached or could be loaded when that was last looked up
     ticket: int = 0  # which of its entries in the waiting queue is the valid one
 
     def __post_init__(self) -> None:

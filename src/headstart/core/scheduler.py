@@ -8,7 +8,7 @@ the policy's order (chunked prefill: Agrawal et al., Sarathi-Serve, OSDI 2024).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -16,6 +16,7 @@ from headstart.config import SchedulerConfig
 from headstart.core.budget import StepBudget
 from headstart.core.cost import CostModel, StepWork
 from headstart.core.kv_cache_manager import KVCacheManager
+from headstart.core.loads import Load, Loads
 from headstart.core.pending_prefixes import PendingPrefixes
 from headstart.core.policy import FirstComeFirstServed, make_policy
 from headstart.core.request import Request, RequestStatus
@@ -46,6 +47,8 @@ class Schedule:
     num_decodes: int = 0
     new_requests: tuple[NewRequestData, ...] = ()
     preempted: list[Request] = field(default_factory=list)
+    began_loading: list[Request] = field(default_factory=list)
+    loaded: list[Load] = field(default_factory=list)
 
     def grant(self, request: Request, start: int, count: int, samples: bool) -> None:
         table, sent = request.block_table, request.num_sent_blocks
@@ -64,10 +67,13 @@ class Schedule:
 class View:
     """What a newcomer would find: its cached tokens, who goes before it, and who decodes.
 
+    `num_held_blocks` are in the cache; `num_cached_tokens` count those, too, that it would load in `load_seconds`.
     `answers`: of each running request, the tokens of its answer so far and the most that are left.
     """
 
+    num_held_blocks: int
     num_cached_tokens: int
+    load_seconds: float
     num_ahead: int
     seconds_ahead: float
     decodes: list[ScheduledChunk]
@@ -77,10 +83,13 @@ class View:
 class Scheduler:
     """Args: `max_model_len` in tokens, prompt and answer together."""
 
-    def __init__(self, config: SchedulerConfig, costs: CostModel, kv: KVCacheManager, *, max_model_len: int) -> None:
+    def __init__(
+        self, config: SchedulerConfig, costs: CostModel, kv: KVCacheManager, *, loads: Loads | None, max_model_len: int
+    ) -> None:
         self._config = config
         self._costs = costs
         self._kv = kv
+        self._loads = loads
         self._max_model_len = max_model_len
         self._policy = make_policy(config)
         self._arrival_order = FirstComeFirstServed(config)
@@ -99,13 +108,17 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._prefilling) + len(self._decoding)
 
+    @property
+    def num_loading(self) -> int:
+        return 0 if self._loads is None else len(self._loads)
+
     def add(self, request: Request) -> None:
         """Queue a request that was viewed (`view_of`) just before."""
         self._waiting.push(request, request.key)
 
     def remove(self, request: Request) -> None:
         """The request is over: it leaves its list and lets go of its blocks. The caller sets its status."""
-        if request.status is RequestStatus.RUNNING:
+        if request.status in (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_KV):
             self._leave(request)
         else:
             self._waiting.remove(request)
@@ -114,9 +127,11 @@ class Scheduler:
         """The oldest step in flight is done."""
         self._first_in_flight = step_id + 1
 
-    def schedule(self, step_id: int) -> Schedule:
+    def schedule(self, step_id: int, now: float) -> Schedule:
         """Grant the next step's chunks and change the requests accordingly. No chunks: nothing can run now."""
         step = Schedule(step_id)
+        if self._loads is not None and len(self._loads):
+            self._end_loads(self._loads, step, now)
         self._schedule_decodes(step)
         num_decodes = step.num_decodes = len(step.chunks)
         budget = StepBudget(
@@ -126,7 +141,7 @@ class Scheduler:
             tokens=self._config.max_num_batched_tokens - num_decodes,
         )
         # Who was just preempted for want of blocks must not take them back in the same step.
-        self._schedule_prefills(step, budget, admit=not step.preempted)
+        self._schedule_prefills(step, budget, now, admit=not step.preempted)
         step.new_requests = tuple(
             self._introduce(request) for request in step.requests[num_decodes:] if not request.known_to_worker
         )
@@ -134,7 +149,8 @@ class Scheduler:
 
     def view_of(self, request: Request) -> View:
         """The queue as a request that was not added yet would find it; gives it the key that it would have."""
-        num_cached = len(self._kv.match(request)) * self._kv.block_size
+        num_matched = len(self._kv.match(request))
+        num_loadable, load_seconds = self._look_up(request, num_matched)
         half_done = [
             (self._prefill_key(other), self._costs.prefill_seconds(other.num_computed_tokens, num_left))
             for other in self._prefilling.values()
@@ -142,7 +158,7 @@ class Scheduler:
         ]
         backlog = self._waiting.seconds + sum([seconds for _, seconds in half_done])
         request.turn = request.spec.arrival_time + backlog
-        request.key = self._place(request, num_cached)
+        request.key = self._place(request, num_matched)
         num_ahead, seconds_ahead = self._waiting.ahead_of(request.spec.tenant, request.key, request.prefill_seconds)
         for key, seconds in half_done:
             if key < request.key:
@@ -156,7 +172,8 @@ class Scheduler:
             (other.num_tokens - other.num_prompt_tokens, other.max_num_tokens - other.num_tokens)
             for other in (*self._decoding.values(), *self._prefilling.values())
         ]
-        return View(num_cached, num_ahead, seconds_ahead, decodes, answers)
+        num_cached = (num_matched + num_loadable) * self._kv.block_size
+        return View(num_matched, num_cached, load_seconds, num_ahead, seconds_ahead, decodes, answers)
 
     def behind(self, request: Request) -> list[Request]:
         """Who has no token yet and would go after this one, which has its key."""
@@ -199,14 +216,19 @@ class Scheduler:
     def _victim(self, step: Schedule) -> Request:
         """Who gives up its blocks: the last in order of arrival and priority that this step has granted nothing yet."""
         granted = {request.request_id for request in step.requests}
-        running = (*self._decoding.values(), *self._prefilling.values())
+        loading: Iterable[Request] = () if self._loads is None else self._loads.requests()
+        running = (*self._decoding.values(), *self._prefilling.values(), *loading)
         candidates = (request for request in running if request.request_id not in granted)
         return max(candidates, key=lambda request: (self._arrival_order.key(request.spec, 0, 0), request.request_id))
 
     def _leave(self, request: Request) -> None:
-        """A running request stops running and lets go of its blocks."""
-        running = self._decoding if request.request_id in self._decoding else self._prefilling
-        del running[request.request_id]
+        """A request that has blocks lets go of them, and stops running or loading."""
+        if request.status is RequestStatus.WAITING_FOR_KV:
+            assert self._loads is not None
+            self._loads.cancel(request)
+        else:
+            running = self._decoding if request.request_id in self._decoding else self._prefilling
+            del running[request.request_id]
         self._pending.ended(request)
         self._kv.release(request)
 
@@ -218,11 +240,11 @@ class Scheduler:
         # At the head of its class: behind nobody who arrived later.
         self._waiting.push(request, self._arrival_order.key(request.spec, 0, 0))
 
-    def _schedule_prefills(self, step: Schedule, budget: StepBudget, *, admit: bool) -> None:
+    def _schedule_prefills(self, step: Schedule, budget: StepBudget, now: float, *, admit: bool) -> None:
         for request in self._pending.take_ready():
             self._waiting.bring_back(request)
         self._refresh_keys()
-        for request in self._prefills_in_order(step.step_id, admit):
+        for request in self._prefills_in_order(step, now, admit):
             start, wanted = request.num_computed_tokens, request.num_remaining_tokens
             count = budget.chunk(start, wanted, self._kv.block_size, request.samples)
             if count == 0:
@@ -233,7 +255,7 @@ class Scheduler:
             if samples:
                 self._decoding[request.request_id] = self._prefilling.pop(request.request_id)
 
-    def _prefills_in_order(self, step_id: int, admit: bool) -> Iterator[Request]:
+    def _prefills_in_order(self, step: Schedule, now: float, admit: bool) -> Iterator[Request]:
         """Half-done prefills and, admitted as they come up, waiting requests: those that hold their blocks already.
 
         Who computes what a waiting request waits for goes at that one's place, if it is the earlier one.
@@ -244,7 +266,7 @@ class Scheduler:
             if request.num_remaining_tokens > 0  # else what is in flight ends it
         ]
         half_done.sort(key=itemgetter(0, 1))
-        num_set_aside = 0
+        num_set_aside, step_id = 0, step.step_id
         for key, _, request in (*half_done, (math.inf, "", None)):
             while admit and (first := self._waiting.peek()) is not None and first.key < key:
                 if not self._may_admit(first):
@@ -253,7 +275,7 @@ class Scheduler:
                 matched = self._kv.match(first)
                 owner = self._owner_of_prefix(first, matched)
                 if owner is None:
-                    admit = self._try_admit(first, matched)
+                    admit = self._try_admit(first, matched, step, now)
                     if first.status is RequestStatus.RUNNING:
                         yield first
                     continue
@@ -279,26 +301,60 @@ class Scheduler:
 
     def _may_admit(self, request: Request) -> bool:
         """There is a place, and no step in flight names the request (it was preempted)."""
-        return self.num_running < self._config.max_num_seqs and request.last_step < self._first_in_flight
+        return (
+            self.num_running + self.num_loading < self._config.max_num_seqs
+            and request.last_step < self._first_in_flight
+        )
 
-    def _try_admit(self, request: Request, matched: list[int]) -> bool:
+    def _try_admit(self, request: Request, matched: list[int], step: Schedule, now: float) -> bool:
         """Start the first waiting request, or put it back where it belongs now. False: nobody can be admitted now."""
+        num_loadable, _ = self._look_up(request, len(matched))
         if request.status is RequestStatus.WAITING:
-            key = self._place(request, len(matched) * self._kv.block_size)
+            key = self._place(request, len(matched))
             if key > request.key:  # part of what it would have hit was evicted
                 self._waiting.rekey(request, key)
                 return True
         # A spare block for each running request, lest the newcomer be preempted for the next decode's sake.
-        if not self._kv.allocate_prompt(request, matched, spare=self.num_running):
+        if not self._kv.allocate_prompt(request, matched, spare=self.num_running + self.num_loading):
             return False
         self._waiting.charge(request)
         self._waiting.remove(request)
+        if num_loadable:
+            assert self._loads is not None
+            request.status = RequestStatus.WAITING_FOR_KV
+            self._loads.start(request, len(matched), num_loadable, now)
+            step.began_loading.append(request)
+            self._pending.started(request)
+        else:
+            self._run(request)
+        return True
+
+    def _run(self, request: Request) -> None:
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
         request.status = RequestStatus.RUNNING
         self._prefilling[request.request_id] = request
         self._pending.started(request)
-        return True
+
+    def _look_up(self, request: Request, num_matched: int) -> tuple[int, float]:
+        """Blocks that the request would load behind those that it matches, and the seconds that takes."""
+        if self._loads is None or not self._kv.matches(request):
+            return 0, 0.0
+        self._loads.find(request, num_matched)
+        return self._loads.plan(request, num_matched)
+
+    def _end_loads(self, loads: Loads, step: Schedule, now: float) -> None:
+        """Whoever's blocks are there, or will not be there in time, runs from now on."""
+        for load in loads.take_over(now):
+            request, end = load.request, load.first + load.num_arrived
+            wanted = request.block_table[load.first : end]
+            request.num_computed_tokens = end * self._kv.block_size
+            self._kv.index(request, request.num_computed_tokens)
+            # Where another request computed the same block meanwhile, that one stands.
+            now_there = request.block_table[load.first : end]
+            loads.fill(load, [old if old == new else -1 for old, new in zip(wanted, now_there, strict=True)])
+            self._run(request)
+            step.loaded.append(load)
 
     def _refresh_keys(self) -> None:
         for _ in range(min(_REFRESHED_PER_STEP, len(self._waiting))):
@@ -307,10 +363,12 @@ class Scheduler:
                 self._waiting.rekey(request, self._key(request))
 
     def _key(self, request: Request) -> float:
-        return self._place(request, len(self._kv.match(request)) * self._kv.block_size)
+        return self._place(request, len(self._kv.match(request)))
 
-    def _place(self, request: Request, num_cached: int) -> float:
-        """A request's key with so many cached tokens; keeps what its prefill is predicted to take."""
+    def _place(self, request: Request, num_matched: int) -> float:
+        """A request's key with so many cached blocks; keeps what its prefill is predicted to take."""
+        num_loadable = 0 if self._loads is None else self._loads.plan(request, num_matched)[0]
+        num_cached = (num_matched + num_loadable) * self._kv.block_size
         request.prefill_seconds = self._costs.prefill_seconds(num_cached, request.num_tokens - num_cached)
         return self._policy.key(request.spec, request.turn, request.prefill_seconds)
 
@@ -334,7 +392,10 @@ class Scheduler:
             in_flight = request.last_step >= self._first_in_flight
             assert in_flight or request.num_computed_tokens <= request.num_tokens
             assert len(request.block_table) * self._kv.block_size >= request.num_computed_tokens
-        assert self.num_running <= self._config.max_num_seqs
+        assert self.num_running + self.num_loading <= self._config.max_num_seqs
+        if self._loads is not None:
+            self._loads.check_invariants()
+            assert all(request.status is RequestStatus.WAITING_FOR_KV for request in self._loads.requests())
 
 
 def work_of_decodes(chunks: Sequence[ScheduledChunk]) -> StepWork:

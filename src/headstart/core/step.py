@@ -40,6 +40,26 @@ class ScheduledChunk(NamedTuple):
     samples: bool
 
 
+class BlockSave(NamedTuple):
+    """A block that left the prefix cache: it is copied, before anything else in the step, for whoever keeps such.
+
+    `name` says which prefix it ends (`core.chain`).
+    """
+
+    block_id: int
+    name: bytes
+
+
+class BlockFill(NamedTuple):
+    """Blocks that a load has staged go into these blocks, in order (-1: that one is not needed).
+
+    The step's own chunks may read them; of each layer they are there before that layer computes.
+    """
+
+    load_id: int
+    block_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step. `chunks` may be empty only when `finished_request_ids` is not: the worker then just forgets those."""
@@ -48,6 +68,8 @@ class SchedulerOutput:
     new_requests: tuple[NewRequestData, ...]
     chunks: tuple[ScheduledChunk, ...]
     finished_request_ids: tuple[str, ...]
+    saves: tuple[BlockSave, ...] = ()
+    fills: tuple[BlockFill, ...] = ()
 
     @property
     def num_scheduled_tokens(self) -> int:
