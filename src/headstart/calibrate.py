@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -28,6 +29,7 @@ from headstart.perf.calibration import (
 from headstart.perf.cost_model import Coefficients
 from headstart.perf.priority import give_way
 from headstart.replica import make_costs, start_executor, sweep
+from headstart.worker.worker import Worker
 
 _MIN_STEPS = 6 * HELD_OUT_EVERY
 _SHOW_EVERY = 0.1  # seconds
@@ -56,7 +58,8 @@ def measure(setup: EngineSetup, seconds: int) -> CalibrationReport:
     tell = _Teller()
     load, started_at = os.getloadavg()[0], datetime.now(UTC).isoformat(timespec="seconds")
     config = settle_config(setup.config, setup.spec)
-    executor, started, max_model_len = start_executor(config, setup.files, setup.spec, tell)
+    config = replace(config, cache=replace(config.cache, kv_disk=None, kv_disk_size=None, kv_ram=None))  # no requests
+    executor, started, max_model_len = start_executor(config, Worker(config, setup.files, setup.spec), tell)
     try:
         costs = make_costs(config, setup.files, setup.spec, started)
         believed = costs.coefficients

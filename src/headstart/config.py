@@ -17,6 +17,7 @@ OnSloMiss = Literal["queue", "reject"]
 GenerationConfig = Literal["model", "none"]
 
 DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_KV_DISK_SIZE = 16 << 30
 
 
 class ConfigError(ValueError):
@@ -46,6 +47,9 @@ class CacheConfig:
     kv_cache_dtype: KVCacheDType = "auto"  # auto: the model's dtype; float16 for float32 beside quantized weights
     kv_cache_memory: int | None = None  # bytes; default: half of what is free after the weights are loaded
     prefix_cache: bool = True
+    kv_ram: int | None = None  # bytes of host memory for blocks that leave an accelerator's pool
+    kv_disk: str | None = None  # a folder for blocks that leave memory, and those of the last run
+    kv_disk_size: int | None = None  # bytes of its files; None: DEFAULT_KV_DISK_SIZE where there is a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "threads": (1, 1024),
     "block_size": (1, 1024),
     "kv_cache_memory": (1 << 16, 1 << 50),
+    "kv_ram": (1 << 16, 1 << 50),
+    "kv_disk_size": (1 << 16, 1 << 60),
     "max_num_batched_tokens": (1, 1_000_000),
     "slo_tpot_ms": (1, 3_600_000),
     "max_chunk_ms": (1, 3_600_000),
@@ -148,6 +154,7 @@ def validate(config: Config) -> Config:
                     raise ConfigError(f"{item.name} is {value}; it must be from {low:g} to {high:g}")
             if item.name in _CHOICES and value not in _CHOICES[item.name]:
                 raise ConfigError(f"{item.name} is {value!r}; it must be one of {', '.join(_CHOICES[item.name])}")
+    _check_tiers(config)
     if config.scheduler.policy == "edf" and config.scheduler.slo_ttft_ms is None:
         raise ConfigError("policy edf needs slo_ttft_ms: the deadline of requests that name none")
     if config.scheduler.max_num_seqs >= config.scheduler.max_num_batched_tokens:
@@ -156,3 +163,16 @@ def validate(config: Config) -> Config:
             f"({config.scheduler.max_num_seqs}), or decodes would leave no room for prefills"
         )
     return config
+
+
+def _check_tiers(config: Config) -> None:
+    """What a tier needs; an option without effect is an error."""
+    cache = config.cache
+    if cache.kv_disk_size is not None and cache.kv_disk is None:
+        raise ConfigError("kv_disk_size does nothing without kv_disk: name the folder, or leave the size out")
+    if cache.kv_disk == "":
+        raise ConfigError("kv_disk is empty; it must be a folder")
+    if cache.kv_ram is not None and config.model.device == "cpu":
+        raise ConfigError("kv_ram is for accelerators; on a CPU the pool is in RAM already: raise kv_cache_memory")
+    if not cache.prefix_cache and (cache.kv_disk is not None or cache.kv_ram is not None):
+        raise ConfigError("kv_disk and kv_ram keep what leaves the prefix cache, which is off: turn prefix_cache on")

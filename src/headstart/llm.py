@@ -66,7 +66,7 @@ class LLM(AbstractContextManager["LLM"]):
         self.chat_template = loaded.template
         built = build_engine(config, loaded.files, loaded.spec, progress)
         self.info: EngineInfo = built.info
-        self._engine = InProcessEngine(built.core, built.executor)
+        self._engine = InProcessEngine(built.core, built.executor, source=built.source, on_end=built.on_end)
         self._numbers = itertools.count()
 
     def generate(

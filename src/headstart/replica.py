@@ -40,13 +40,15 @@ from headstart.worker.sweep import SweepLimits, sweep_steps  # noqa: E402
 from headstart.worker.worker import Worker  # noqa: E402
 
 _LONGEST = 1.25  # of a sweep's steps, in terms of the longest that the scheduler means to make
+_KEEPING_SECONDS = 10.0  # of a shutdown, for what the cache holds to be kept by a tier
 _FIRST_STEPS, _FIRST_SECONDS = 48, 1.5  # of the sweep at a first start
 
 
 def build_engine(config: Config, files: ModelFiles, spec: ModelSpec, progress: Progress | None = None) -> BuiltEngine:
     """Load the model, warm it up, and wire a core to it. Raises `StartupError` with one line that says what to do."""
     config = settle_config(config, spec)
-    executor, started, max_model_len = start_executor(config, files, spec, progress)
+    worker = Worker(config, files, spec)
+    executor, started, max_model_len = start_executor(config, worker, progress)
     costs = make_costs(config, files, spec, started)
     if not costs.was_known:
         learn_first_costs(config, executor, started, max_model_len, costs)
@@ -57,6 +59,7 @@ def build_engine(config: Config, files: ModelFiles, spec: ModelSpec, progress: P
         block_size=started.block_size,
         max_model_len=max_model_len,
         prefix_cache=config.cache.prefix_cache,
+        connector=worker.tiers,
     )
     info = EngineInfo(
         max_model_len=max_model_len,
@@ -66,14 +69,21 @@ def build_engine(config: Config, files: ModelFiles, spec: ModelSpec, progress: P
         prefix_cache=config.cache.prefix_cache,
         summary=started.summary,
     )
-    return BuiltEngine(core, executor, info, config.scheduler.step_timeout_s, on_end=costs.save)
+
+    def end() -> None:
+        costs.save()
+        if worker.tiers is not None:
+            worker.tiers.keep(core.cached_blocks(), _KEEPING_SECONDS)
+            worker.tiers.close()
+
+    return BuiltEngine(core, executor, info, config.scheduler.step_timeout_s, source=worker.tiers, on_end=end)
 
 
 def start_executor(
-    config: Config, files: ModelFiles, spec: ModelSpec, progress: Progress | None
+    config: Config, worker: Worker, progress: Progress | None
 ) -> tuple[LocalExecutor, ExecutorInfo, int]:
     """Load the model and warm it up. Also what came of that, and the context that is served, in tokens."""
-    executor = LocalExecutor(Worker(config, files, spec), progress)
+    executor = LocalExecutor(worker, progress)
     try:
         started = executor.start()
         return executor, started, settle_max_model_len(config.model.max_model_len, started)

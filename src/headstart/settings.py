@@ -37,6 +37,9 @@ HELP = {
     "block_size": "Tokens a KV block.",
     "kv_cache_dtype": "Type of the KV pool; auto: the model's, or float16 instead of float32 beside quantized weights.",
     "kv_cache_memory": "Memory of the KV pool, such as 2GiB. [default: half of what is free after loading]",
+    "kv_ram": "Host memory for KV blocks that leave an accelerator's pool, such as 8GiB.",
+    "kv_disk": "Folder for KV blocks that leave memory; they are found again after a restart.",
+    "kv_disk_size": "Most that its files take. [default: 16GiB]",
     "prefix_cache": "Reuse the KV blocks of shared prefixes.",
     "policy": "Who goes first: srpf (shortest uncached prefill, with ageing), fcfs (arrival) or edf (deadline).",
     "max_num_batched_tokens": "Tokens in a step, at most.",
@@ -66,7 +69,7 @@ HELP = {
     "step_log": "File that every step is appended to, as JSON: its work, how long it took, how long it was thought to.",
     "log_level": "How much the server logs.",
 }
-_BYTES = {"kv_cache_memory", "max_body_bytes"}
+_BYTES = {"kv_cache_memory", "kv_disk_size", "kv_ram", "max_body_bytes"}
 _FLAGS = {"api_keys": "--api-key", "cors_origins": "--cors-origin"}  # repeated, hence named in the singular
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base ** (power + 1)

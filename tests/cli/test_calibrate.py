@@ -23,6 +23,7 @@ from headstart.launch import EngineSetup
 from headstart.perf import calibration
 from headstart.perf.calibration import CalibrationProgress, CalibrationReport
 from headstart.perf.model_spec import read_model_spec
+from headstart.worker.worker import Worker
 from tests.fixtures.stories import make_stories_folder
 from tests.perf.test_calibration import measured
 from tests.perf.test_cost_model import TRUE
@@ -71,7 +72,7 @@ def test_a_run_on_a_small_model_is_what_the_next_engine_begins_with(
     assert Path(report.file).parent == tmp_path / "cache" / "costs"
 
     config = replica.settle_config(setup.config, setup.spec)
-    executor, started, _ = replica.start_executor(config, setup.files, setup.spec, None)
+    executor, started, _ = replica.start_executor(config, Worker(config, setup.files, setup.spec), None)
     executor.shutdown()
     costs = replica.make_costs(config, setup.files, setup.spec, started)
     assert costs.was_known

@@ -22,6 +22,7 @@ import msgspec
 
 from headstart.core.engine_core import EngineCore
 from headstart.core.events import Event
+from headstart.engine.driver import KVSource
 from headstart.engine.ipc import Channel, Dead, EngineInfo, FromEngine, Progress, Ready, ToEngine, engine_codec
 from headstart.engine.loop import EngineLoop
 from headstart.executor.base import Executor, StartupError
@@ -54,6 +55,7 @@ class BuiltEngine:
     info: EngineInfo
     step_timeout: float = 300.0  # seconds after which a step is stuck
     on_events: Callable[[list[Event]], None] = lambda events: None  # what the core tells, in order
+    source: KVSource | None = None  # of KV that is loaded
     on_end: Callable[[], object] = lambda: None  # after an orderly shutdown
 
 
@@ -175,7 +177,16 @@ def _serve(channel: Channel[FromEngine, ToEngine], build: Build, payload: bytes,
     freeze_garbage_collector()
     try:
         channel.send(Ready(engine.info, engine.core.stats()))
-        EngineLoop(engine.core, engine.executor, channel, clock, engine.step_timeout, engine.on_events).run()
+        loop = EngineLoop(
+            engine.core,
+            engine.executor,
+            channel,
+            clock,
+            engine.step_timeout,
+            on_events=engine.on_events,
+            source=engine.source,
+        )
+        loop.run()
     except BaseException as error:
         logger.exception("the engine failed")
         return Dead(f"the engine failed: {_describe(error)}")

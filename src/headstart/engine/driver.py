@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Protocol
 
+from headstart.core.connector import KVArrival
 from headstart.core.engine_core import EngineCore
 from headstart.core.events import Event
 from headstart.core.step import ModelOutput, RequestOutput
@@ -16,10 +18,26 @@ from headstart.executor.base import Executor
 from headstart.metrics.ledger import LedgerBook
 
 
+class KVSource(Protocol):
+    """What loads KV for requests: `headstart.kv.tiers.TierConnector`."""
+
+    def on_arrival(self, call: Callable[[], None]) -> None:
+        """Have `call` called, in any thread, when there is something to take."""
+        ...
+
+    def take_arrivals(self) -> list[KVArrival]:
+        """How far loads came since the last call."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Until something arrived, or so long."""
+        ...
+
+
 class StepDriver:
     """`clock` gives monotonic seconds. `on_step_done` is called in the executor's thread when a step has finished.
 
-    `on_events` is told what the core tells, in order.
+    `on_events` is told what the core tells, in order. `source`: where the core's loads come from.
     """
 
     def __init__(
@@ -29,12 +47,16 @@ class StepDriver:
         clock: Callable[[], float],
         on_step_done: Callable[[], None] | None = None,
         on_events: Callable[[list[Event]], None] | None = None,
+        source: KVSource | None = None,
     ) -> None:
         self._core = core
         self._executor = executor
         self._clock = clock
         self._on_step_done = on_step_done
         self._on_events = on_events
+        self._source = source
+        if source is not None and on_step_done is not None:
+            source.on_arrival(on_step_done)
         self._ledgers = LedgerBook()
         self._in_flight: deque[Future[ModelOutput]] = deque()
         self._is_lost = False
@@ -50,11 +72,27 @@ class StepDriver:
         return self._in_flight[0] if self._in_flight else None
 
     def fill(self) -> None:
-        """Begin and submit as many steps as the core allows now."""
+        """Tell the core of KV that arrived; begin and submit as many steps as it allows now."""
+        if self._source is not None:
+            for arrival in self._source.take_arrivals():
+                self._core.kv_arrived(arrival)
         while (step := self._core.begin_step(self._clock())) is not None:
             future = self._executor.submit(step)
             self._in_flight.append(future)
             future.add_done_callback(self._step_done)
+
+    @property
+    def seconds_to_check(self) -> float | None:
+        """After so long `fill` is to be called again, whatever happens: a load may be too slow. None: no matter."""
+        check = self._core.next_check()
+        return None if check is None else max(0.0, check - self._clock())
+
+    def wait_for_kv(self) -> None:
+        """No step is in flight: block until a load came further, or is too slow."""
+        seconds = self.seconds_to_check
+        assert self._source is not None, "a live request always has a step to run"
+        assert seconds is not None, "a live request always has a step to run, or a load"
+        self._source.wait(seconds)
 
     def retire(self, *, wait: bool = False) -> list[RequestOutput] | None:
         """Take in the oldest step if it is finished (`wait`: when it is). None if there was none to take in.

@@ -15,18 +15,30 @@ from headstart.core.engine_core import CoreStats, EngineCore
 from headstart.core.errors import QueueFull
 from headstart.core.request import EngineRequest
 from headstart.core.step import RequestOutput
-from headstart.engine.driver import StepDriver
+from headstart.engine.driver import KVSource, StepDriver
 from headstart.executor.base import Executor
 
 
 class InProcessEngine(AbstractContextManager["InProcessEngine"]):
-    """Not thread-safe, and one `run` at a time. Takes over a started `executor` and ends it with `close`."""
+    """Not thread-safe, and one `run` at a time. Takes over a started `executor` and ends it with `close`.
 
-    def __init__(self, core: EngineCore, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
+    `source`: where the core's loads come from. `on_end` is called once the executor has ended.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        source: KVSource | None = None,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> None:
         self._core = core
         self._executor = executor
         self._clock = clock
-        self._driver = StepDriver(core, executor, clock)
+        self._driver = StepDriver(core, executor, clock, source=source)
+        self._on_end = on_end
 
     def run(self, requests: Iterable[EngineRequest]) -> Iterator[RequestOutput]:
         """Compute the requests together and yield their news as it comes. Closing the iterator aborts the rest.
@@ -43,8 +55,9 @@ class InProcessEngine(AbstractContextManager["InProcessEngine"]):
                 self._admit(upcoming, alive)
                 self._driver.fill()
                 outputs = self._driver.take_outputs() or self._driver.retire(wait=True)
-                assert outputs is not None, "a live request always has a step to run"
-                for output in outputs:
+                if outputs is None:
+                    self._driver.wait_for_kv()
+                for output in outputs or ():
                     if output.finish_reason is not None:
                         alive.discard(output.request_id)
                     yield output
@@ -61,6 +74,7 @@ class InProcessEngine(AbstractContextManager["InProcessEngine"]):
 
     def close(self) -> None:
         self._executor.shutdown()
+        self._on_end()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -82,4 +96,5 @@ class InProcessEngine(AbstractContextManager["InProcessEngine"]):
         self._driver.take_outputs()
         while self._core.has_work:
             self._driver.fill()
-            self._driver.retire(wait=True)
+            if self._driver.retire(wait=True) is None and self._core.has_work:
+                self._driver.wait_for_kv()

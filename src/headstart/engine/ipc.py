@@ -7,6 +7,7 @@ executed, whatever arrives. It must not know what the messages make anybody do.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import tempfile
@@ -243,7 +244,7 @@ class Channel(Generic[_Send, _Recv]):
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until a message is there, `wake` was called or `timeout` seconds are over."""
-        self._poller.poll(None if timeout is None else int(timeout * 1000))
+        self._poller.poll(None if timeout is None else math.ceil(timeout * 1000))
         with contextlib.suppress(BlockingIOError):
             while len(os.read(self._wake_read, 4096)) == 4096:
                 pass

@@ -14,7 +14,7 @@ from headstart.core.errors import QueueFull, RequestRefused, SloMiss
 from headstart.core.events import Event
 from headstart.core.request import EngineRequest
 from headstart.core.step import RequestOutput
-from headstart.engine.driver import StepDriver
+from headstart.engine.driver import KVSource, StepDriver
 from headstart.engine.ipc import (
     Abort,
     Add,
@@ -51,11 +51,12 @@ class EngineLoop:
         clock: Callable[[], float],
         step_timeout: float = 300.0,
         on_events: Callable[[list[Event]], None] | None = None,
+        source: KVSource | None = None,
     ) -> None:
         self._core = core
         self._channel = channel
         self._clock = clock
-        self._driver = StepDriver(core, executor, clock, on_step_done=channel.wake, on_events=on_events)
+        self._driver = StepDriver(core, executor, clock, on_step_done=channel.wake, on_events=on_events, source=source)
         self._watchdog = StepWatchdog(step_timeout)
         self._sent_stats: CoreStats | None = None
         self._stopping = False
@@ -71,7 +72,8 @@ class EngineLoop:
             oldest = self._driver.oldest_step
             self._watchdog.check(oldest, self._clock())
             if not self._stopping:
-                self._channel.wait(None if oldest is None else TICK_SECONDS)
+                ticks = (None if oldest is None else TICK_SECONDS, self._driver.seconds_to_check)
+                self._channel.wait(min((seconds for seconds in ticks if seconds is not None), default=None))
 
     def _handle_messages(self) -> None:
         while (message := self._channel.receive()) is not None:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headstart.core.events import Event, RequestAdded, RequestFinished, RequestPreempted, StepRetired
+from headstart.core.events import (
+    Event,
+    LoadBegan,
+    LoadEnded,
+    RequestAdded,
+    RequestFinished,
+    RequestPreempted,
+    StepRetired,
+)
 
 PARTS = (
     "receive",  # parse the request, render the template
@@ -31,10 +39,21 @@ class _Account:
     cursor: float  # everything before this moment is booked
     admit: float
     queue: float = 0.0
+    load: float = 0.0
     prefill: float = 0.0
     interference: float = 0.0
     sample: float = 0.0
     started: bool = False
+
+    def book_load(self, now: float, *, waited: bool) -> None:
+        """A load begins or, `waited`, ends now."""
+        if waited:
+            self.load += now - self.cursor
+        elif self.started:
+            self.interference += now - self.cursor
+        else:
+            self.queue += now - self.cursor
+        self.cursor = now
 
 
 class LedgerBook:
@@ -63,6 +82,10 @@ class LedgerBook:
                         if account is not None:
                             self._book(account, event, share)
                     self._last_retirement = event.time
+                case LoadBegan() | LoadEnded():
+                    account = self._accounts.get(event.request_id)
+                    if account is not None:
+                        account.book_load(event.time, waited=isinstance(event, LoadEnded))
                 case RequestFinished():
                     self._finished.append(event.request_id)
                 case RequestPreempted():
@@ -73,9 +96,11 @@ class LedgerBook:
         account = self._accounts.pop(request_id, None)
         if account is None:
             return ()
+        load = (("load", account.load),) if account.load else ()  # most requests load nothing
         return (
             ("admit", account.admit),
             ("queue", account.queue),
+            *load,
             ("prefill", account.prefill),
             ("interference", account.interference),
             ("sample", account.sample),

@@ -5,6 +5,8 @@ Letters: T rows of the step, C hidden size, V vocabulary, R rows whose logits ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -48,11 +50,21 @@ class Decoder:
         return self.ops.kv_layout(self._heads, block_size, kv_format)
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, layout: BatchLayout, pool: KVPool) -> Tensor:
-        """Hidden states before the final norm, `[T, C]`, of token ids `[T]`. Writes keys and values to the pool."""
+    def forward(
+        self,
+        token_ids: Tensor,
+        layout: BatchLayout,
+        pool: KVPool,
+        before_layer: Callable[[int], None] = lambda layer: None,
+    ) -> Tensor:
+        """Hidden states before the final norm, `[T, C]`, of token ids `[T]`. Writes keys and values to the pool.
+
+        `before_layer` returns when what the pool is to hold of that layer beforehand is there.
+        """
         step = self.attention_step(layout, pool)
         x = self._embeddings(token_ids)
-        for layer, kv in zip(self._layers, pool.layers, strict=True):
+        for index, (layer, kv) in enumerate(zip(self._layers, pool.layers, strict=True)):
+            before_layer(index)
             x = layer(x, step, kv)
         return x
 

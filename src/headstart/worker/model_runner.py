@@ -8,13 +8,14 @@ R rows that need logits, V vocabulary, C hidden size.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from headstart.core.step import ChunkOutput, ModelOutput, ScheduledChunk, SchedulerOutput, TokenLogprob
 from headstart.kv.pool import KVPool
+from headstart.kv.tiers import TierConnector
 from headstart.models import Decoder
 from headstart.worker.input_batch import InputBatch, RequestState
 from headstart.worker.logprobs import token_logprobs
@@ -27,12 +28,13 @@ _LOGITS_AT_ONCE = 1 << 24  # numbers: bounds the memory of prompt logprobs (64 M
 class ModelRunner:
     """Executes steps in order. Keeps every live request's tokens, so a step may name tokens that it sampled itself."""
 
-    def __init__(self, decoder: Decoder, pool: KVPool, vocab_size: int) -> None:
+    def __init__(self, decoder: Decoder, pool: KVPool, vocab_size: int, tiers: TierConnector | None = None) -> None:
         self._decoder = decoder
         self._pool = pool
         self._vocab_size = vocab_size
         self._batch = InputBatch(pool.block_size, num_blocks=pool.num_blocks, vocab_size=vocab_size, device=pool.device)
         self._sampler = Sampler()
+        self._tiers = tiers
 
     @property
     def num_requests(self) -> int:
@@ -45,6 +47,7 @@ class ModelRunner:
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
         """Compute one step. A request whose logits are not finite gets an error; the others are unharmed."""
+        before_layer = self._move_blocks(step)
         for request_id in step.finished_request_ids:  # first: an id may be used again by a new request
             self._batch.remove(request_id)
         for new in step.new_requests:
@@ -55,16 +58,30 @@ class ModelRunner:
         sample_seconds = 0.0
         if live:
             chunks, live_states = [step.chunks[index] for index in live], [states[index] for index in live]
-            results, sample_seconds = self._compute(chunks, live_states)
+            results, sample_seconds = self._compute(chunks, live_states, before_layer)
             for index, output in zip(live, results, strict=True):
                 outputs[index] = output
+        if step.fills:
+            before_layer(-1)  # in a step without chunks nobody has waited for them
         return ModelOutput(step.step_id, tuple(outputs), sample_seconds)
 
+    def _move_blocks(self, step: SchedulerOutput) -> Callable[[int], None]:
+        """Evicted blocks out of the pool, then loaded ones into it. Returns what waits for those of a layer."""
+        if self._tiers is None:
+            assert not step.saves
+            assert not step.fills
+            return lambda layer: None
+        self._tiers.save(step.saves)
+        return self._tiers.fill(step.fills) if step.fills else lambda layer: None
+
     def _compute(
-        self, chunks: Sequence[ScheduledChunk], states: Sequence[RequestState]
+        self,
+        chunks: Sequence[ScheduledChunk],
+        states: Sequence[RequestState],
+        before_layer: Callable[[int], None],
     ) -> tuple[list[ChunkOutput], float]:
         inputs = self._batch.build(chunks, states)
-        hidden = self._decoder.forward(inputs.token_ids, inputs.layout, self._pool)  # [T, C]
+        hidden = self._decoder.forward(inputs.token_ids, inputs.layout, self._pool, before_layer)  # [T, C]
         watch = _Stopwatch(hidden.device)
         sampled = self._sample(hidden, chunks, states)
         outputs, first_row = [], 0

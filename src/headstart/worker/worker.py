@@ -13,12 +13,14 @@ from headstart.core.step import ModelOutput, SchedulerOutput
 from headstart.executor.base import ExecutorInfo, StartupError
 from headstart.hub import ModelFiles, Progress
 from headstart.kv.pool import KVPool
+from headstart.kv.tiers import TierConnector, TierError
 from headstart.models import Decoder, load_model
 from headstart.ops import KVFormat, make_ops
 from headstart.perf.model_spec import ModelSpec
 from headstart.worker.memory import PoolRequest, free_memory, num_blocks
 from headstart.worker.model_runner import ModelRunner
 from headstart.worker.threads import usable_cores
+from headstart.worker.tiers import make_tiers
 from headstart.worker.warmup import warmup_steps
 
 # Tokens of prefill in the warm-up's steps: buffers for longer ones are made when the first comes.
@@ -34,6 +36,7 @@ class Worker:
         self._files = files
         self._spec = spec
         self._runner: ModelRunner | None = None
+        self.tiers: TierConnector | None = None  # where configured, once started
 
     @torch.inference_mode()
     def start(self, progress: Progress | None = None) -> ExecutorInfo:
@@ -63,7 +66,13 @@ class Worker:
         if ops.has_own_threads:
             torch.set_num_threads(1)  # torch's threads would only stand in the way of the kernels'
         pool = self._make_pool(decoder, dtype, max_model_len)
-        self._runner = ModelRunner(decoder, pool, self._spec.vocab_size)
+        formats = f"{_name(dtype)} {self._config.model.quantization} {pool.layout.format}"
+        operations = f"{type(ops).__name__} {getattr(ops, 'instruction_set', torch.__version__)}"
+        try:
+            self.tiers = make_tiers(self._config.cache, self._files, pool, formats=formats, operations=operations)
+        except TierError as error:
+            raise StartupError(str(error)) from error
+        self._runner = ModelRunner(decoder, pool, self._spec.vocab_size, self.tiers)
         self._warm_up(self._runner, pool, max_model_len, progress)
         return ExecutorInfo(
             num_blocks=pool.num_blocks,
@@ -73,7 +82,7 @@ class Worker:
             summary=_summary(decoder, pool, dtype, threads),
             num_weight_bytes=decoder.num_weight_bytes,
             kv_bytes_per_token=pool.data.nbytes / (pool.num_blocks * pool.block_size),
-            formats=f"{_name(dtype)} {self._config.model.quantization} {pool.layout.format}",
+            formats=formats,
             threads=threads,
         )
 
