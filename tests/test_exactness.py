@@ -1,8 +1,8 @@
 """The exactness promise: greedy tokens do not depend on how a request was served.
 
-One property over a real trained model: whatever the arrivals, chunk sizes, cache, block size, pool size (so preemption)
-and depth of the pipeline, each request yields what it yields alone, cold and in one chunk. By our kernels not only the
-tokens but their log-probabilities are the same to the last bit, in every format of weights and of the KV pool.
+One property over a real trained model: whatever the arrivals, chunk sizes, cache, tier, block size, pool size (so
+preemption) and depth of the pipeline, each request yields what it yields alone, cold and in one chunk. By our kernels
+not only the tokens but their log-probabilities are the same to the last bit, in every format of weights and pool.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from headstart.core.engine_core import EngineCore
 from headstart.core.request import EngineRequest, SamplingParams
 from headstart.core.step import ModelOutput
 from headstart.hub import resolve
+from headstart.kv.tiers import RamTier, TierConnector
 from headstart.perf.model_spec import read_model_spec
 from headstart.worker import Worker
 from tests.fixtures.stories import make_stories_folder
@@ -42,6 +43,9 @@ class Arrival:
     step: int  # arrives before this step
     slo_ttft: float | None = None  # seconds
     tenant: str = ""
+
+
+FLOOD = [Arrival(tuple((31 * seed + 7 * index) % 509 + 3 for index in range(159)), 1, 0) for seed in range(8)]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,14 @@ def worker_for(folder: Path, block_size: int, quantization: Quantization, kv_cac
     return worker
 
 
-def serve(worker: Worker, core: EngineCore, arrivals: list[Arrival], depth: int, names: str) -> dict[str, Served]:
+def serve(
+    worker: Worker,
+    core: EngineCore,
+    arrivals: list[Arrival],
+    depth: int,
+    names: str,
+    tier: TierConnector | None = None,
+) -> dict[str, Served]:
     """Run all requests, `depth` steps in flight; returns each one's tokens with their log-probabilities."""
     pending = deque(sorted(enumerate(arrivals), key=lambda item: item[1].step))
     outputs: dict[str, Served] = {}
@@ -82,6 +93,9 @@ def serve(worker: Worker, core: EngineCore, arrivals: list[Arrival], depth: int,
             now = float(step_number)
             spec = EngineRequest(name, arrival.prompt, params, now, tenant=arrival.tenant, slo_ttft=arrival.slo_ttft)
             core.add_request(spec, now)
+        if tier is not None:
+            for arrived in tier.take_arrivals():
+                core.kv_arrived(arrived)
         step = core.begin_step(float(step_number))
         if step is not None:
             in_flight.append(worker.execute(step))
@@ -91,6 +105,8 @@ def serve(worker: Worker, core: EngineCore, arrivals: list[Arrival], depth: int,
                 assert output.error is None
                 logprobs = [entry.logprob for entry in output.logprobs]
                 outputs[output.request_id].extend(zip(output.token_ids, logprobs, strict=True))
+        elif step is None and tier is not None and core.has_work:
+            tier.wait(1.0)
         core.check_invariants()
     return outputs
 
@@ -146,6 +162,7 @@ def arrival_lists(draw: st.DrawFn) -> list[Arrival]:
     prefix_cache=st.booleans(),
     horizon=st.sampled_from([float("inf"), 40.0]),
     max_num_seqs=st.integers(1, 6),
+    with_tier=st.booleans(),
 )
 def test_greedy_tokens_do_not_depend_on_how_a_request_was_served(
     folder: Path,
@@ -161,6 +178,7 @@ def test_greedy_tokens_do_not_depend_on_how_a_request_was_served(
     prefix_cache: bool,
     horizon: float,
     max_num_seqs: int,
+    with_tier: bool,
 ) -> None:
     worker = worker_for(folder, block_size, *formats)
     expected = [alone(worker, arrival, block_size) for arrival in arrivals]
@@ -176,6 +194,9 @@ def test_greedy_tokens_do_not_depend_on_how_a_request_was_served(
         max_num_seqs=max_num_seqs,
         pipeline_depth=depth,
     )
+    assert worker.pool is not None
+    tier = TierConnector(worker.pool, [RamTier(1 << 30)]) if with_tier else None
+    worker.use_tiers(tier)
     core = EngineCore(
         config,
         LinearCosts(
@@ -185,8 +206,16 @@ def test_greedy_tokens_do_not_depend_on_how_a_request_was_served(
         block_size=block_size,
         max_model_len=pool_tokens,
         prefix_cache=prefix_cache,
+        connector=tier,
     )
-    cold = serve(worker, core, arrivals, depth, "cold")
-    warm = serve(worker, core, arrivals, depth, "warm")
+    try:
+        cold = serve(worker, core, arrivals, depth, "cold", tier)
+        if tier is not None:  # push out what is cached, so that it has to be loaded
+            serve(worker, core, FLOOD[: pool_tokens // 160], depth, "flood", tier)
+        warm = serve(worker, core, arrivals, depth, "warm", tier)
+    finally:
+        worker.use_tiers(None)
+        if tier is not None:
+            tier.close()
     assert [cold[f"cold{index}"] for index in range(len(arrivals))] == expected
     assert [warm[f"warm{index}"] for index in range(len(arrivals))] == expected

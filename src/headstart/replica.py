@@ -40,7 +40,7 @@ from headstart.worker.sweep import SweepLimits, sweep_steps  # noqa: E402
 from headstart.worker.worker import Worker  # noqa: E402
 
 _LONGEST = 1.25  # of a sweep's steps, in terms of the longest that the scheduler means to make
-_KEEPING_SECONDS = 10.0  # of a shutdown, for what the cache holds to be kept by a tier
+_KEEPING_SECONDS = 8.0  # of a shutdown, for what the cache holds to be kept by a tier
 _FIRST_STEPS, _FIRST_SECONDS = 48, 1.5  # of the sweep at a first start
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.core.cost import StepWork
-from headstart.core.events import RequestAdded, RequestFinished, RequestPreempted, StepRetired
+from headstart.core.events import LoadBegan, LoadEnded, RequestAdded, RequestFinished, RequestPreempted, StepRetired
 from headstart.core.step import ModelOutput
 from headstart.metrics.ledger import PARTS, LedgerBook
 from tests.core.harness import FakeWorker, make_core, make_spec
@@ -36,6 +36,22 @@ def test_each_part_of_a_chunked_prefill() -> None:
         "sample": 0.5,
     }
     assert book.take("a") == ()
+
+
+def test_waiting_for_a_tier_is_load_and_what_is_before_it_queue() -> None:
+    book = LedgerBook()
+    book.observe(
+        [
+            RequestAdded("a", arrival_time=0.0, submit_time=0.0, time=0.0),
+            LoadBegan("a", 1.0),
+            LoadBegan("unknown", 1.0),
+            LoadEnded("a", 3.0, 2, 2),
+            step(3.5, 4.0, ("a", 1.0)),
+        ]
+    )
+    assert dict(book.take("a")) == {
+        "admit": 0, "queue": 1.5, "load": 2.0, "prefill": 0.5, "interference": 0, "sample": 0,
+    }  # fmt: skip
 
 
 def test_sampling_of_steps_before_the_last_is_others_work() -> None:

@@ -39,8 +39,14 @@ class LocalServer:
         place = ["--host", "127.0.0.1", "--port", str(port)]
         self._command = [sys.executable, "-m", "headstart", "serve", model, *place, *arguments]
         self.api_key = api_key or secrets.token_urlsafe(16)
+        self.model = model
         self.client = Client(f"http://127.0.0.1:{port}", api_key=self.api_key)
         self.startup_seconds = 0.0
+
+    @property
+    def pid(self) -> int:
+        """Of the server's own process; its engine is a child of it."""
+        return self._process.pid
 
     def __enter__(self) -> LocalServer:
         started = time.perf_counter()

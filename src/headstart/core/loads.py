@@ -4,8 +4,8 @@ Owns what is loading for whom. Two rules, both by predicted time:
 
 * A load is started only if it is predicted to be over before the same blocks would be recomputed.
 * It goes on only while it keeps pace: at every moment, recomputing what has arrived would have taken as long as was
-  waited, but for a slack of 5 % of the whole prefill. When it falls behind, what arrived is used and the rest is
-  recomputed. So however slow the source turns out to be, the wait and the rest take at most 1.05 times what recomputing
+  waited, but for a slack of 3 % of the whole prefill. When it falls behind, what arrived is used and the rest is
+  recomputed. So however slow the source turns out to be, the wait and the rest take at most 1.03 times what recomputing
   all would have.
 """
 
@@ -20,7 +20,7 @@ from headstart.core.cost import CostModel
 from headstart.core.request import Request
 from headstart.core.step import BlockFill
 
-_SLACK = 0.05  # of the request's whole prefill
+_SLACK = 0.03  # of the request's whole prefill
 
 
 @dataclass(slots=True)

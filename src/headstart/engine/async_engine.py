@@ -360,7 +360,7 @@ class AsyncEngine:
         self._channel.close(linger=grace)
         self._process.close(grace)
 
-    async def shutdown(self, grace: float = 5.0) -> None:
+    async def shutdown(self, grace: float = 15.0) -> None:
         """End the engine process: asked first, killed after `grace` seconds. Open streams end. Safe to call twice."""
         if self._state is EngineState.READY:
             with contextlib.suppress(EngineDeadError):

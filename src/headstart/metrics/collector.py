@@ -203,6 +203,7 @@ def _stats_metrics(stats: CoreStats) -> tuple[Metric, ...]:
     tokens: Samples = [
         (("prompt_computed",), stats.prompt_tokens_computed),
         (("prompt_cached",), stats.prompt_tokens_cached),
+        (("prompt_loaded",), stats.prompt_tokens_loaded),
         (("generated",), stats.generated_tokens),
     ]
     ratios = stats.step_ratios or (0,) * (len(RATIOS) + 1)
@@ -216,6 +217,13 @@ def _stats_metrics(stats: CoreStats) -> tuple[Metric, ...]:
         _gauge("headstart_prefix_cache_blocks", "Blocks that the prefix cache can match.", stats.num_cached_blocks),
         _total(
             "headstart_prefix_cache_evicted_blocks_total", "Cached blocks given up for others.", stats.evicted_blocks
+        ),
+        _gauge("headstart_num_requests_loading", "Requests that wait for KV from a tier.", stats.num_loading),
+        _total("headstart_kv_loads_total", "Loads of KV from a tier, by requests that are through.", stats.loads),
+        _total(
+            "headstart_kv_loads_cut_short_total",
+            "Loads that failed or did not keep pace with recomputing.",
+            stats.loads_cut_short,
         ),
         _total("headstart_engine_steps_total", "Steps computed.", stats.steps),
         SampledHistogram(

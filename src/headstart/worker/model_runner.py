@@ -28,13 +28,13 @@ _LOGITS_AT_ONCE = 1 << 24  # numbers: bounds the memory of prompt logprobs (64 M
 class ModelRunner:
     """Executes steps in order. Keeps every live request's tokens, so a step may name tokens that it sampled itself."""
 
-    def __init__(self, decoder: Decoder, pool: KVPool, vocab_size: int, tiers: TierConnector | None = None) -> None:
+    def __init__(self, decoder: Decoder, pool: KVPool, vocab_size: int) -> None:
         self._decoder = decoder
         self._pool = pool
         self._vocab_size = vocab_size
         self._batch = InputBatch(pool.block_size, num_blocks=pool.num_blocks, vocab_size=vocab_size, device=pool.device)
         self._sampler = Sampler()
-        self._tiers = tiers
+        self.tiers: TierConnector | None = None  # where evicted blocks go and loaded ones come from
 
     @property
     def num_requests(self) -> int:
@@ -67,12 +67,12 @@ class ModelRunner:
 
     def _move_blocks(self, step: SchedulerOutput) -> Callable[[int], None]:
         """Evicted blocks out of the pool, then loaded ones into it. Returns what waits for those of a layer."""
-        if self._tiers is None:
+        if self.tiers is None:
             assert not step.saves
             assert not step.fills
             return lambda layer: None
-        self._tiers.save(step.saves)
-        return self._tiers.fill(step.fills) if step.fills else lambda layer: None
+        self.tiers.save(step.saves)
+        return self.tiers.fill(step.fills) if step.fills else lambda layer: None
 
     def _compute(
         self,

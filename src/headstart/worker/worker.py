@@ -36,6 +36,7 @@ class Worker:
         self._files = files
         self._spec = spec
         self._runner: ModelRunner | None = None
+        self.pool: KVPool | None = None  # once started
         self.tiers: TierConnector | None = None  # where configured, once started
 
     @torch.inference_mode()
@@ -72,7 +73,9 @@ class Worker:
             self.tiers = make_tiers(self._config.cache, self._files, pool, formats=formats, operations=operations)
         except TierError as error:
             raise StartupError(str(error)) from error
-        self._runner = ModelRunner(decoder, pool, self._spec.vocab_size, self.tiers)
+        self.pool = pool
+        self._runner = ModelRunner(decoder, pool, self._spec.vocab_size)
+        self._runner.tiers = self.tiers
         self._warm_up(self._runner, pool, max_model_len, progress)
         return ExecutorInfo(
             num_blocks=pool.num_blocks,
@@ -91,6 +94,11 @@ class Worker:
         """Compute one step; steps must come in order."""
         assert self._runner is not None, "execute before start"
         return self._runner.execute(step)
+
+    def use_tiers(self, tiers: TierConnector | None) -> None:
+        """Steps move blocks from and to these from now on."""
+        assert self._runner is not None, "use_tiers before start"
+        self.tiers = self._runner.tiers = tiers
 
     def reset(self) -> None:
         """Forget all requests, as after `start`."""

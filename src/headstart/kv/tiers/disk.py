@@ -152,8 +152,10 @@ class DiskTier:
         """Take in what an earlier process left."""
         segment = Segment.open(path, self._fingerprint, self._block_bytes)
         names = list(segment.names())
-        if segment.has_torn_end or None in names:
-            logger.warning("KV tier: %s has a torn end or damaged blocks; the others in it are used", path)
+        if segment.drop_torn_end():
+            logger.warning("KV tier: the last block of %s was not written to its end; it is dropped", path)
+        if None in names:
+            logger.warning("KV tier: %s has damaged blocks; the others in it are used", path)
         held = _Held(segment, len(names))
         for index, name in enumerate(names):
             if name is not None:

@@ -75,7 +75,7 @@ class Segment:
     @classmethod
     def open(cls, path: Path, fingerprint: bytes, block_bytes: int) -> Segment:
         """Raises `SegmentError` for a file whose header is damaged or foreign."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             head = os.pread(fd, HEAD_BYTES, 0)
             if not _is_sealed(head):
@@ -95,9 +95,13 @@ class Segment:
     def num_whole_records(self) -> int:
         return max(0, os.fstat(self._fd).st_size - HEAD_BYTES) // self.record_bytes
 
-    @property
-    def has_torn_end(self) -> bool:
-        return max(0, os.fstat(self._fd).st_size - HEAD_BYTES) % self.record_bytes != 0
+    def drop_torn_end(self) -> bool:
+        """Cut off a record that was not written to its end; False if there is none."""
+        end = self._offset(self.num_whole_records)
+        if os.fstat(self._fd).st_size == end:
+            return False
+        os.ftruncate(self._fd, end)
+        return True
 
     def names(self) -> Iterator[bytes | None]:
         """Of the records, in order; None for one whose head is damaged."""
