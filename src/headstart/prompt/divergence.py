@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headstart.prompt.chat import ChatPrompt, Part
+from headstart.prompt.chat import TOOL_ROLE, ChatPrompt, Part
 from headstart.prompt.kinds import Kind, advice
 from headstart.prompt.volatile import volatile_value
 
@@ -34,6 +34,7 @@ class Divergence:
 
     kind: Kind
     part: int
+    role: str
     label: str
     offset: int
     start: int
@@ -41,6 +42,30 @@ class Divergence:
     before: str
     old: str
     new: str
+
+    @property
+    def is_tool(self) -> bool:
+        return self.role == TOOL_ROLE
+
+    @property
+    def old_value(self) -> str:
+        """What the value began with in the earlier prompt, as far as it is shown."""
+        return self._value_before + self.old
+
+    @property
+    def new_value(self) -> str:
+        return self._value_before + self.new
+
+    @property
+    def lead(self) -> str:
+        """What stands before the value, in both."""
+        return self.before[: len(self.before) - len(self._value_before)]
+
+    @property
+    def _value_before(self) -> str:
+        """The beginning that a changed value has in common with the earlier one."""
+        inside = self.offset - self.start
+        return self.before[-inside:] if 0 < inside <= len(self.before) else ""
 
     @property
     def advice(self) -> str:
@@ -67,6 +92,7 @@ def diverge(old: ChatPrompt, new: ChatPrompt, *, evicted: bool = False) -> Diver
     return Divergence(
         kind=kind,
         part=part,
+        role=new.parts[part].role if part < len(new.parts) else "",
         label=_label(new.parts, part),
         offset=offset,
         start=start,

@@ -18,7 +18,11 @@ from headstart.prompt.kinds import HARMLESS, Kind
 
 _MAX_COUNTS = 200_000  # texts whose token count is remembered
 _LEAST_DENSE = 0.5  # how much, of what lies between the place and the end of what is lost, must be what is lost
-_SAME_PLACE = 24  # characters before it that tell one breaker from another
+_SAME_PLACE = 12  # characters before it that tell one breaker from another
+# One parting by these is another application, or a new release of its prompt; what breaks caches does it again.
+_ONCE_IS_NEWS = frozenset({Kind.SYSTEM_CHANGED, Kind.VALUE, Kind.VERSION, Kind.TOOLS_CHANGED})
+# Told apart by the text before them; other kinds are one breaker for all messages of a role.
+_VALUES = frozenset({Kind.UUID, Kind.TIMESTAMP, Kind.HEX_ID, Kind.VERSION, Kind.COUNTER, Kind.NONCE, Kind.VALUE})
 
 
 class TokenCounter:
@@ -117,7 +121,7 @@ class Linter:
 
     def report(self) -> LintReport:
         """What was found until now."""
-        breakers = [each for each in self._breakers.values() if not self._is_tenants_salt(each)]
+        breakers = [each for each in self._breakers.values() if not self._is_harmless(each)]
         breakers.sort(key=lambda each: (-each.tokens, each.lines))
         report = self._report
         report.breakers = breakers
@@ -126,9 +130,12 @@ class Linter:
         report.lost_money = None if self._prices is None else self._prices.lost(report.lost_tokens)
         return report
 
-    def _is_tenants_salt(self, breaker: Breaker) -> bool:
+    def _is_harmless(self, breaker: Breaker) -> bool:
         """A salt that comes back keeps tenants apart, as it is meant to."""
-        return breaker.divergence.kind is Kind.SALT and len(self._salts) * 2 <= self._report.requests
+        kind = breaker.divergence.kind
+        if kind is Kind.SALT:
+            return len(self._salts) * 2 <= self._report.requests
+        return kind in _ONCE_IS_NEWS and breaker.requests == 1
 
     def _look_for_breaker(self, line: int, prompt: ChatPrompt, cached: tuple[int, int], num_cached: int) -> None:
         best: tuple[int, int] | None = None
@@ -146,7 +153,7 @@ class Linter:
             self._record(divergence, (best[1], line), num_cached, lost)
 
     def _record(self, divergence: Divergence, lines: tuple[int, int], num_cached: int, lost: int) -> None:
-        key = (divergence.kind, divergence.label, divergence.before[-_SAME_PLACE:] if divergence.part == 0 else "")
+        key = _place(divergence)
         breaker = self._breakers.setdefault(key, Breaker(divergence, lines))
         breaker.requests += 1
         breaker.tokens += lost
@@ -199,6 +206,15 @@ class Linter:
 
     def _whole_blocks(self, tokens: int) -> int:
         return tokens // self._block_size * self._block_size
+
+
+def _place(divergence: Divergence) -> tuple[Kind, str, str]:
+    """The same for one breaker in whatever requests."""
+    if divergence.kind in _VALUES and not divergence.is_tool:
+        inside = divergence.offset - divergence.start
+        lead = divergence.before[: max(0, len(divergence.before) - inside)]
+        return divergence.kind, divergence.label, lead[-_SAME_PLACE:] if divergence.part == 0 else ""
+    return divergence.kind, divergence.role, ""
 
 
 def lint(prompts: Iterable[ChatPrompt], linter: Linter) -> LintReport:
