@@ -26,7 +26,9 @@ def read_lines(stream: IO[bytes]) -> Iterator[Line]:
     while data := stream.readline(MAX_LINE_BYTES + 1):
         number += 1
         if number > MAX_LINES:
-            yield Line(number, None, f"and all that follow are left out: at most {MAX_LINES:,} lines are read; split it")
+            yield Line(
+                number, None, f"and all that follow are left out: at most {MAX_LINES:,} lines are read; split it"
+            )
             return
         if len(data) > MAX_LINE_BYTES and not data.endswith(b"\n"):
             while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):

@@ -22,7 +22,9 @@ _SAME_PLACE = 12  # characters before it that tell one breaker from another
 # One parting by these is another application, or a new release of its prompt; what breaks caches does it again.
 _ONCE_IS_NEWS = frozenset({Kind.SYSTEM_CHANGED, Kind.VALUE, Kind.VERSION, Kind.TOOLS_CHANGED})
 # Told apart by the text before them; other kinds are one breaker for all messages of a role.
-_VALUES = frozenset({Kind.UUID, Kind.TIMESTAMP, Kind.HEX_ID, Kind.VERSION, Kind.COUNTER, Kind.NONCE, Kind.VALUE})
+_VALUES = frozenset(
+    {Kind.UUID, Kind.TIMESTAMP, Kind.HEX_ID, Kind.VERSION, Kind.COUNTER, Kind.NONCE, Kind.VALUE, Kind.SYSTEM_CHANGED}
+)
 
 
 class TokenCounter:
@@ -70,6 +72,24 @@ class Breaker:
     seconds: float = 0.0
     money: float | None = None
 
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        found = self.divergence
+        return {
+            "kind": found.kind.value,
+            "where": found.label,
+            "characters": [found.start, found.end],
+            "lines": list(self.lines),
+            "after": found.lead,
+            "old": found.old_value,
+            "new": found.new_value,
+            "requests": self.requests,
+            "lost_tokens": self.tokens,
+            "lost_ms": round(self.seconds * 1000, 3),
+            "lost_money": self.money,
+            "advice": found.advice,
+        }
+
 
 @dataclass(slots=True)
 class LintReport:
@@ -82,6 +102,18 @@ class LintReport:
     lost_seconds: float = 0.0
     lost_money: float | None = None
     breakers: list[Breaker] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "lost_tokens": self.lost_tokens,
+            "lost_ms": round(self.lost_seconds * 1000, 3),
+            "lost_money": self.lost_money,
+            "breakers": [breaker.as_dict() for breaker in self.breakers],
+        }
 
 
 class Linter:
