@@ -53,7 +53,7 @@ class History:
     def cached(self, prompt: ChatPrompt) -> tuple[int, int]:
         """The longest beginning that some prompt had: whole parts, and characters of the next one."""
         for index, key, part in _prefixes(prompt):
-            followers = self._followers.get(key) or {}
+            followers: OrderedDict[int, Part] = self._followers.get(key, OrderedDict())
             if _name(part) not in followers:
                 same_role = (other for other in followers.values() if other.role == part.role)
                 return index, max((common_prefix_length(other.text, part.text) for other in same_role), default=0)
@@ -86,7 +86,7 @@ class History:
         if len(self._followers) > MAX_KEYS:
             self._followers.clear()
         for _, key, part in _prefixes(prompt):
-            followers: OrderedDict[int, Part] = self._followers.setdefault(key, OrderedDict())
+            followers = self._followers.setdefault(key, OrderedDict())
             followers[_name(part)] = part
             followers.move_to_end(_name(part))
             if len(followers) > _SIBLINGS:
