@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -14,7 +12,7 @@ from headstart.prompt.divergence import Divergence
 from headstart.prompt.lint import Breaker, LintReport
 
 _MAX_SHOWN = 20
-_LEAD, _VALUE = 24, 32  # characters shown before and of what differs
+_LEAD, _VALUE = 20, 36  # characters shown before and of what differs; a UUID is shown whole
 
 
 def print_lint(report: LintReport, name: str, measured_by: str, num_broken: int, console: Console) -> None:
@@ -52,7 +50,7 @@ def _table(report: LintReport) -> Table:
     for number, breaker in enumerate(report.breakers[:_MAX_SHOWN], 1):
         found = breaker.divergence
         cost = _cost(breaker.requests, breaker.tokens, breaker.seconds, breaker.money)
-        table.add_row(str(number), found.kind.value, found.label, *cost)
+        table.add_row(str(number), found.kind.value, _plain(found.label), *cost)
     table.add_section()
     requests = sum(breaker.requests for breaker in report.breakers)
     table.add_row("", "all", "", *_cost(requests, report.lost_tokens, report.lost_seconds, report.lost_money))
@@ -67,19 +65,24 @@ def _cost(requests: int, tokens: int, seconds: float, money: float | None) -> li
 def _print_details(number: int, breaker: Breaker, console: Console) -> None:
     found = breaker.divergence
     first, second = breaker.lines
-    head = f"[bold]{number}[/]  [cyan]{found.kind.value}[/] in {found.label}, first in line {second} (against {first})"
+    head = f"[bold]{number}[/]  [cyan]{found.kind.value}[/] in {_plain(found.label)}, first in line {second} (against {first})"
     console.print(head, highlight=False)
     if found.old_value or found.new_value:
-        console.print(Padding(escape(example(found)), (0, 0, 0, 3)), highlight=False)
-    console.print(Padding(f"[green]→[/] {escape(found.advice)}", (0, 0, 0, 3)), highlight=False)
+        console.print(Padding(_plain(example(found)), (0, 0, 0, 3)), highlight=False)
+    console.print(Padding(f"[green]→[/] {_plain(found.advice)}", (0, 0, 0, 3)), highlight=False)
     console.print()
 
 
 def example(found: Divergence) -> str:
-    """`after "…Now: " was "12:01", is "12:02"`."""
-    lead = f"after {_quoted('…' + found.lead[-_LEAD:])} " if found.lead else "at its beginning "
-    return f"{lead}was {_quoted(found.old_value[:_VALUE])}, is {_quoted(found.new_value[:_VALUE])}"
+    """`after “…Now: ” was “12:01”, is “12:02”`."""
+    lead = f"after “…{found.lead[-_LEAD:]}” " if found.lead else "at its beginning "
+    return f"{lead}was {_quoted(found.old_value)}, is {_quoted(found.new_value)}"
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return f"“{text if len(text) <= _VALUE else text[: _VALUE - 1] + '…'}”"
+
+
+def _plain(text: str) -> str:
+    """Text of a request as the terminal may show it: no markup, no control characters."""
+    return escape("".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text))

@@ -63,13 +63,23 @@ def read_request(body: Any) -> ChatPrompt:
         raise PromptError("tools: must be a list")
     parts = [Part(TOOL_ROLE, index, _json(tool)) for index, tool in enumerate(tools)]
     parts += [_message(index, message) for index, message in enumerate(messages)]
+    for part in parts:
+        _check_unicode(part.label, part.role, part.text)
     extra = {key: body[key] for key in ("chat_template_kwargs", "documents") if body.get(key)}
-    return ChatPrompt(
-        tuple(parts),
-        model=str(body.get("model") or ""),
-        salt=str(body.get("cache_salt") or ""),
-        template=json.dumps(extra, sort_keys=True, ensure_ascii=False) if extra else "",
-    )
+    model, salt = str(body.get("model") or ""), str(body.get("cache_salt") or "")
+    template = json.dumps(extra, sort_keys=True, ensure_ascii=False) if extra else ""
+    _check_unicode("a field beside them", model, salt, template)
+    return ChatPrompt(tuple(parts), model, salt, template)
+
+
+def _check_unicode(where: str, *texts: str) -> None:
+    """JSON can say half of a surrogate pair, which no tokenizer takes and no terminal shows."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = text[error.start]
+            raise PromptError(f"{where}: holds half of a surrogate pair (\\u{ord(half):x}), which is no text") from None
 
 
 def _message(index: int, message: Any) -> Part:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from headstart.prompt.chat import TOOL_ROLE, ChatPrompt, Part
 from headstart.prompt.kinds import Kind, advice
-from headstart.prompt.volatile import volatile_value
+from headstart.prompt.volatile import Value, volatile_value
 
 _CONTEXT = 40  # characters shown on each side
 _LONGEST_VALUE = 60  # characters of a name, a place, a language
@@ -29,7 +29,7 @@ class Divergence:
     """Where `new` left `old`. Offsets are characters of the part's text.
 
     `part` is the index among the new prompt's parts (its length, if it ended there). `[start, end)` is the value that
-    differs, or the place where the texts part.
+    differs, or the place where the texts part. `old` and `new`: how each goes on, to the end of the value if there is one.
     """
 
     kind: Kind
@@ -76,7 +76,7 @@ def diverge(old: ChatPrompt, new: ChatPrompt, *, evicted: bool = False) -> Diver
     """How `new` differs from the earlier prompt `old`. `evicted`: the cache no longer holds what they share."""
     part, offset = parting(old, new)
     ours, theirs = _text(new.parts, part), _text(old.parts, part)
-    start = end = offset
+    start = end = old_end = offset
     if old.salt != new.salt:
         kind, theirs, ours = Kind.SALT, old.salt, new.salt
     elif old.template != new.template:
@@ -86,21 +86,25 @@ def diverge(old: ChatPrompt, new: ChatPrompt, *, evicted: bool = False) -> Diver
     elif part == min(len(old.parts), len(new.parts)) and not _only_tools_end(old, new, part):
         kind = Kind.CONTINUED
     else:
-        kind, start, end = _classify(old.parts, new.parts, part, offset)
+        kind, start, end, old_end = _classify(old.parts, new.parts, part, offset)
     if kind in (Kind.SALT, Kind.TEMPLATE):
         start = end = offset = common_prefix_length(theirs, ours)
     return Divergence(
         kind=kind,
         part=part,
         role=new.parts[part].role if part < len(new.parts) else "",
-        label=_label(new.parts, part),
+        label="the request" if kind in (Kind.SALT, Kind.TEMPLATE) else _label(new.parts, part),
         offset=offset,
         start=start,
         end=end,
         before=ours[max(0, offset - _CONTEXT) : offset],
-        old=theirs[offset : offset + _CONTEXT],
-        new=ours[offset : offset + _CONTEXT],
+        old=_going_on(theirs, offset, old_end if start < end else len(theirs)),
+        new=_going_on(ours, offset, end if start < end else len(ours)),
     )
+
+
+def _going_on(text: str, start: int, end: int) -> str:
+    return text[start : min(end, start + _CONTEXT)]
 
 
 def parting(old: ChatPrompt, new: ChatPrompt) -> tuple[int, int]:
@@ -139,33 +143,33 @@ def _label(parts: Sequence[Part], index: int) -> str:
     return parts[index].label if index < len(parts) else "the end"
 
 
-def _classify(old: Sequence[Part], new: Sequence[Part], at: int, offset: int) -> tuple[Kind, int, int]:
+def _classify(old: Sequence[Part], new: Sequence[Part], at: int, offset: int) -> Value:
     if (at < len(old) and old[at].is_tool) or (at < len(new) and new[at].is_tool):
         return _tools(old, new, at, offset)
     if kind := _moved_messages(old[at:], new[at:]):
-        return kind, offset, offset
+        return Value(kind, offset, offset, offset)
     theirs, ours = old[at].text, new[at].text
     if kind := _spelling(theirs, ours, offset):
-        return kind, offset, offset
+        return Value(kind, offset, offset, offset)
     if value := volatile_value(theirs, ours, offset):
         return value
     if span := _short_value(theirs, ours, offset, _most_words(new[at])):
-        return Kind.VALUE, *span
-    return _changed_text(old, new, at), offset, len(ours)
+        return Value(Kind.VALUE, *span)
+    return Value(_changed_text(old, new, at), offset, len(ours), len(theirs))
 
 
-def _tools(old: Sequence[Part], new: Sequence[Part], at: int, offset: int) -> tuple[Kind, int, int]:
+def _tools(old: Sequence[Part], new: Sequence[Part], at: int, offset: int) -> Value:
     theirs = [_canonical(part.text) for part in old if part.is_tool]
     ours = [_canonical(part.text) for part in new if part.is_tool]
     if theirs == ours:
-        return Kind.KEYS_REORDERED, offset, offset
+        return Value(Kind.KEYS_REORDERED, offset, offset, offset)
     if Counter(theirs) == Counter(ours):
-        return Kind.TOOLS_REORDERED, 0, len(_text(new, at))
+        return Value(Kind.TOOLS_REORDERED, 0, len(_text(new, at)), len(_text(old, at)))
     if len(theirs) == len(ours):
         value = volatile_value(_text(old, at), _text(new, at), offset)
         if value and value.kind is not Kind.COUNTER and _similar(_text(old, at), _text(new, at)):
             return value
-    return Kind.TOOLS_CHANGED, offset, len(_text(new, at))
+    return Value(Kind.TOOLS_CHANGED, offset, len(_text(new, at)), len(_text(old, at)))
 
 
 def _moved_messages(old: Sequence[Part], new: Sequence[Part]) -> Kind | None:
@@ -237,15 +241,15 @@ def _passages_reordered(old: str, new: str) -> bool:
     return False
 
 
-def _short_value(old: str, new: str, offset: int, most_words: int) -> tuple[int, int] | None:
-    """`[start, end)` in `new` of a few words that stand in the place of a few others, amid the same text."""
+def _short_value(old: str, new: str, offset: int, most_words: int) -> tuple[int, int, int] | None:
+    """`[start, end)` in `new` of a few words in the place of a few others amid the same text, and the end of those."""
     start = max(new.rfind(" ", 0, offset), new.rfind("\n", 0, offset)) + 1
     theirs, ours = old[start:], new[start:]
     for stop in re.finditer(r"(?=[\s.,;:!?)\]\"'<|]|$)", ours[: _LONGEST_VALUE + 1]):
         follow = ours[stop.start() : stop.start() + 24]
         place = theirs.find(follow, 0, _LONGEST_VALUE + len(follow)) if len(follow) >= 12 else -1
         if place > 0 and stop.start() and max(_words(theirs[:place]), _words(ours[: stop.start()])) <= most_words:
-            return start, start + stop.start()
+            return start, start + stop.start(), start + place
     return None
 
 

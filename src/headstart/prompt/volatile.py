@@ -35,11 +35,12 @@ _REACH = 80  # characters; no such value is longer
 
 
 class Value(NamedTuple):
-    """A value in a text: `text[start:end]`."""
+    """`new[start:end]`, in whose place stands `old[start:old_end]`."""
 
     kind: Kind
     start: int
     end: int
+    old_end: int
 
 
 def volatile_value(old: str, new: str, offset: int) -> Value | None:
@@ -47,7 +48,7 @@ def volatile_value(old: str, new: str, offset: int) -> Value | None:
     for kind, pattern in _COMPILED:
         ours, theirs = _covering(pattern, new, offset), _covering(pattern, old, offset)
         if ours and theirs and ours[0] == theirs[0]:
-            return Value(kind, *ours)
+            return Value(kind, *ours, theirs[1])
     return None
 
 
