@@ -73,13 +73,14 @@ def lint(
     linter = Linter(measures.count, measures.costs, block_size=block_size, prices=prices)
     broken = _feed(linter, file)
     report = linter.report()
+    name = click.format_filename(file.name)
     if not report.requests:
-        raise click.UsageError(f"{file.name} holds no request; write one JSON object with messages a line")
+        raise click.UsageError(f"{name} holds no request; write one JSON object with messages a line")
     if as_json:
         fields = report.as_dict() | {"measured_by": measures.words, "broken_lines": broken}
         click.echo(json.dumps(fields, ensure_ascii=False, indent=1))
     else:
-        print_lint(report, file.name, measures.words, len(broken), Console())
+        print_lint(report, name, measures.words, len(broken), Console())
     if report.breakers:
         sys.exit(_BREAKERS_FOUND)
 
@@ -128,11 +129,9 @@ def _costs(model: str, ms_per_token: float | None, tokens: str) -> tuple[CostMod
         known = CostStore(cache_folder() / "costs").latest(model)
         if known is not None:
             return FittedCostModel(known), f"{tokens}; ms: as measured on this machine"
-    given = f"; ms: {_DEFAULT_MS if ms_per_token is None else ms_per_token:g} a token"
+    ms = _DEFAULT_MS if ms_per_token is None else ms_per_token
     hint = " (assumed: give --ms-per-token, or run headstart calibrate)" if ms_per_token is None else ""
-    return LinearCosts(
-        prefill_token=(_DEFAULT_MS if ms_per_token is None else ms_per_token) / 1000
-    ), tokens + given + hint
+    return LinearCosts(prefill_token=ms / 1000), f"{tokens}; ms: {ms:g} a token{hint}"
 
 
 def _feed(linter: Linter, file: IO[bytes]) -> list[dict[str, object]]:

@@ -65,8 +65,8 @@ def _cost(requests: int, tokens: int, seconds: float, money: float | None) -> li
 def _print_details(number: int, breaker: Breaker, console: Console) -> None:
     found = breaker.divergence
     first, second = breaker.lines
-    head = f"[bold]{number}[/]  [cyan]{found.kind.value}[/] in {_plain(found.label)}, first in line {second} (against {first})"
-    console.print(head, highlight=False)
+    where = f"{_plain(found.label)}, first in line {second} (against {first})"
+    console.print(f"[bold]{number}[/]  [cyan]{found.kind.value}[/] in {where}", highlight=False)
     if found.old_value or found.new_value:
         console.print(Padding(_plain(example(found)), (0, 0, 0, 3)), highlight=False)
     console.print(Padding(f"[green]→[/] {_plain(found.advice)}", (0, 0, 0, 3)), highlight=False)

@@ -29,7 +29,7 @@ class Divergence:
     """Where `new` left `old`. Offsets are characters of the part's text.
 
     `part` is the index among the new prompt's parts (its length, if it ended there). `[start, end)` is the value that
-    differs, or the place where the texts part. `old` and `new`: how each goes on, to the end of the value if there is one.
+    differs, or the place where the texts part. `old` and `new`: how each goes on, to the value's end if there is one.
     """
 
     kind: Kind
