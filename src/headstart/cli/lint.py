@@ -73,7 +73,7 @@ def lint(
     linter = Linter(measures.count, measures.costs, block_size=block_size, prices=prices)
     broken = _feed(linter, file)
     report = linter.report()
-    name = click.format_filename(file.name)
+    name = click.format_filename(getattr(file, "name", "<stdin>"))
     if not report.requests:
         raise click.UsageError(f"{name} holds no request; write one JSON object with messages a line")
     if as_json:

@@ -24,7 +24,8 @@ def print_lint(report: LintReport, name: str, measured_by: str, num_broken: int,
         highlight=False,
     )
     if num_broken:
-        console.print(f"[yellow]{num_broken:,} lines could not be read and are left out[/]", highlight=False)
+        lines = "1 line is" if num_broken == 1 else f"{num_broken:,} lines are"
+        console.print(f"[yellow]{lines} left out, as said above[/]", highlight=False)
     console.print(f"[dim]{escape(measured_by)}[/]", highlight=False)
     if not report.breakers:
         console.print("[green]No cache breaker found.[/]")
