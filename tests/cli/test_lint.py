@@ -216,8 +216,8 @@ def test_costs_are_those_measured_last_for_the_model(folder: Path) -> None:
 
 
 def test_without_the_default_model_tokens_are_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path))
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path / "file" / "cache"))  # nothing can be fetched into it
     path = tmp_path / "log.jsonl"
     path.write_bytes(lines(*DATED))
     result = CliRunner().invoke(lint, [str(path), "--json"])
