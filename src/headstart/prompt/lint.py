@@ -218,12 +218,13 @@ class Linter:
             if not start and text in texts:
                 yield len(text), len(text), self._count(text) + self._count.frame
                 continue
-            per_character = self._count(text) / max(1, len(text))
             end = start
             for piece in self._history.text(text).pieces:
                 if piece.start >= start and piece.key in known:
-                    yield piece.start + piece.length - end, piece.length, round(piece.length * per_character)
-                    end = piece.start + piece.length
+                    behind = piece.start + piece.length
+                    # The blank belongs to the next word's token.
+                    yield behind - end, piece.length, self._count(text[piece.start : behind].rstrip(" "))
+                    end = behind
             yield len(text) - end, 0, 0
 
     def _piece_keys(self, texts: Sequence[str], start: int) -> set[int]:
