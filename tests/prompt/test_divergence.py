@@ -96,6 +96,31 @@ def test_the_place_is_named() -> None:
     assert f"message 0 (system), characters {found.start}-{found.end}" in found.advice
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("9:15", "10:15"), ("2026-03-01", "2026-03-02"), ("Alice Smith", "Bob"), (f"0{ID}", f"1{ID}"), ("v1.2.3", "v1.2")],
+)
+def test_the_values_are_shown_and_nothing_behind_them(old: str, new: str) -> None:
+    found = diverge(read_request(system_with(old)), read_request(system_with(new)))
+    assert (found.old_value, found.new_value) == (old, new)
+    assert found.lead.endswith("It is ")
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (chat("Hi \ud800"), "message 1"),
+        ({"messages": [{"role": "\udc00", "content": "Hi"}]}, "message 0"),
+        (chat("Hi", tools=[tool("\ud800")]), "tool 0"),
+        (chat("Hi", cache_salt="\ud800"), "beside"),
+        (chat("Hi", chat_template_kwargs={"x": "\ud800"}), "beside"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_named(body: dict[str, Any], where: str) -> None:
+    with pytest.raises(PromptError, match=rf"{where}.*half of a surrogate pair"):
+        read_request(body)
+
+
 def test_what_is_the_same_but_not_cached_was_evicted() -> None:
     prompt = read_request(chat("Hi"))
     assert diverge(prompt, prompt, evicted=True).kind is Kind.EVICTED
