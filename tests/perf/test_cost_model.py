@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 from pathlib import Path
 
@@ -142,6 +143,27 @@ def test_another_version_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / KEY.filename
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 0}))
     assert store.load(KEY) is None
+
+
+def test_what_was_kept_last_for_a_model_is_found_whatever_the_settings(tmp_path: Path) -> None:
+    store = CostStore(tmp_path / "costs")
+    assert store.latest("a model") is None
+    kept = [Coefficients(*(factor * value for value in TRUE.values())) for factor in (1, 2, 3)]
+    for age, (model, threads, costs) in enumerate(
+        [
+            ("another 7", 1, kept[2]),
+            ("a model 97", 2, kept[1]),
+            ("a model 97", 1, kept[0]),
+            ("a model 9 97", 1, kept[2]),
+        ]
+    ):
+        key = CostKey(model, "cpu", "float32", 16, threads)
+        assert store.save(key, costs)
+        os.utime(store.path(key), (1_000_000 - age, 1_000_000 - age))
+    for name, content in (("x.json", b"{"), ("y.json", b'{"version": 1, "key": []}'), ("z.json", b"[]")):
+        (tmp_path / "costs" / name).write_bytes(content)
+    assert store.latest("a model") == kept[1]
+    assert store.latest("model") is None
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ COMMANDS = {
     "chat": Lazy("headstart.cli.chat:chat", "Chat with a model in the terminal."),
     "bench": Lazy("headstart.bench.command:bench", "Measure TTFT, TPOT and goodput of a running server."),
     "calibrate": Lazy("headstart.cli.calibrate:calibrate", "Measure what steps cost here, for better predictions."),
+    "lint": Lazy("headstart.cli.lint:lint", "Find what breaks the prefix cache in a log of requests."),
     "pull": Lazy("headstart.cli.pull:pull", "Fetch a model into the local cache."),
     "version": Lazy("headstart.cli.version:version", "Print the versions of headstart and what it runs on."),
 }

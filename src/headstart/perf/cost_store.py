@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 _VERSION = 1
 _SAVE_EVERY = 500  # steps
+_MOST_FILES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,21 @@ class CostStore:
         except (OSError, ValueError, TypeError, KeyError) as error:
             logger.warning("%s cannot be used and is left out (%s): costs are learned anew", path, error)
             return None
+
+    def latest(self, model: str) -> Coefficients | None:
+        """What was kept last for this model, whatever the settings; None if nothing was."""
+        try:
+            paths = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        except OSError:
+            return None
+        for path in paths[:_MOST_FILES]:
+            try:
+                content = json.loads(path.read_bytes())
+                if content["version"] == _VERSION and content["key"]["model"].rpartition(" ")[0] == model:
+                    return Coefficients(**content["coefficients"])
+            except (OSError, ValueError, TypeError, KeyError, AttributeError):
+                continue  # a server that needs it says what is wrong
+        return None
 
     def save(self, key: CostKey, coefficients: Coefficients) -> bool:
         """Whole or not at all; False, with nothing said, where the folder cannot be written: it is only a cache."""
