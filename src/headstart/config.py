@@ -46,6 +46,7 @@ class CacheConfig:
     kv_cache_dtype: KVCacheDType = "auto"  # auto: the model's dtype; float16 for float32 beside quantized weights
     kv_cache_memory: int | None = None  # bytes; default: half of what is free after the weights are loaded
     prefix_cache: bool = True
+    token_memory: int = 64 << 20  # bytes of token ids of recent texts, kept by the server; 0: every prompt is tokenized
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "threads": (1, 1024),
     "block_size": (1, 1024),
     "kv_cache_memory": (1 << 16, 1 << 50),
+    "token_memory": (0, 1 << 40),
     "max_num_batched_tokens": (1, 1_000_000),
     "slo_tpot_ms": (1, 3_600_000),
     "max_chunk_ms": (1, 3_600_000),
