@@ -112,12 +112,10 @@ class Services:
         """Raises `ApiError` 400 if the beginning of `text`, behind `num_known` tokens, is too long already."""
         most = max_model_len + max_model_len // 4 - num_known  # a cut word is no reason to refuse
         probe = max(INLINE_CHARACTERS, _PROBE_CHARACTERS * max_model_len)
-        too_long = most < 0
-        while not too_long and len(text) > probe:
-            too_long = len(self.tokenizer.encode(text[:probe], False)) > most
+        while len(text) > probe:
+            if len(self.tokenizer.encode(text[:probe], False)) > most:
+                raise self.too_long(f"more than {max_model_len}", param)
             probe *= 2
-        if too_long:
-            raise self.too_long(f"more than {max_model_len}", param)
 
     def check_length(self, ids: Sequence[int], max_tokens: int, param: str) -> None:
         """Raises `ApiError` 400 unless the prompt and one more token fit the context, which the KV pool holds."""
