@@ -50,6 +50,7 @@ class CacheConfig:
     kv_ram: int | None = None  # bytes of host memory for blocks that leave an accelerator's pool
     kv_disk: str | None = None  # a folder for blocks that leave memory, and those of the last run
     kv_disk_size: int | None = None  # bytes of its files; None: DEFAULT_KV_DISK_SIZE where there is a folder
+    token_memory: int = 64 << 20  # bytes of token ids of recent texts, kept by the server; 0: every prompt is tokenized
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "kv_cache_memory": (1 << 16, 1 << 50),
     "kv_ram": (1 << 16, 1 << 50),
     "kv_disk_size": (1 << 16, 1 << 60),
+    "token_memory": (0, 1 << 40),
     "max_num_batched_tokens": (1, 1_000_000),
     "slo_tpot_ms": (1, 3_600_000),
     "max_chunk_ms": (1, 3_600_000),

@@ -42,6 +42,7 @@ HELP = {
     "kv_disk_size": "Most that its files take. [default: 16GiB]",
     "prefix_cache": "Reuse the KV blocks of shared prefixes.",
     "policy": "Who goes first: srpf (shortest uncached prefill, with ageing), fcfs (arrival) or edf (deadline).",
+    "token_memory": "Memory for the tokens of recent texts, such as 64MiB, so that a next turn tokenizes its end only.",
     "max_num_batched_tokens": "Tokens in a step, at most.",
     "slo_tpot_ms": "What a step that also decodes may take: lower means smaller gaps in running streams.",
     "max_chunk_ms": "What a step without decodes may take: lower means that newcomers wait less.",
@@ -69,7 +70,7 @@ HELP = {
     "step_log": "File that every step is appended to, as JSON: its work, how long it took, how long it was thought to.",
     "log_level": "How much the server logs.",
 }
-_BYTES = {"kv_cache_memory", "kv_disk_size", "kv_ram", "max_body_bytes"}
+_BYTES = {"kv_cache_memory", "kv_disk_size", "kv_ram", "max_body_bytes", "token_memory"}
 _FLAGS = {"api_keys": "--api-key", "cors_origins": "--cors-origin"}  # repeated, hence named in the singular
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base ** (power + 1)

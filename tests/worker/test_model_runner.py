@@ -198,8 +198,8 @@ class PoisonedDecoder:
     def kv_layout(self, block_size, kv_format):
         return self._decoder.kv_layout(block_size, kv_format)
 
-    def forward(self, token_ids, layout, pool):
-        hidden = self._decoder.forward(token_ids, layout, pool)
+    def forward(self, token_ids, layout, pool, before_layer):
+        hidden = self._decoder.forward(token_ids, layout, pool, before_layer)
         hidden[token_ids == self._token_id, 0] = math.nan
         return hidden
 

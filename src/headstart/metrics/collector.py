@@ -49,8 +49,17 @@ class EngineView:
 class Collector:
     """Every metric of the server. `engine` is asked when the metrics are read."""
 
-    def __init__(self, engine: Callable[[], EngineView], *, version: str, model: str) -> None:
+    def __init__(
+        self,
+        engine: Callable[[], EngineView],
+        *,
+        version: str,
+        model: str,
+        token_memory: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`token_memory`: bytes that the tokens of recent texts take."""
         self._engine = engine
+        self._token_memory = token_memory
         self.ttft = HistogramFamily(
             "headstart_time_to_first_token_seconds", "First byte of the request to the first text written.", SECONDS
         )
@@ -85,6 +94,11 @@ class Collector:
         )
         self._finished = Counter("headstart_requests_finished_total", "Requests by how they ended.", ("finish_reason",))
         self._responses = Counter("headstart_http_responses_total", "HTTP answers.", ("route", "status"))
+        self._tokenized = Counter(
+            "headstart_prompt_text_tokens_total",
+            "Tokens of prompts given as text, by where they came from.",
+            ("source",),
+        )
         self._clients_gone = 0
         self._build: dict[str, str] = {"version": version, "model": model}
         # One lookup less for each token.
@@ -105,6 +119,12 @@ class Collector:
             self.slo(SLO_MET if ttft <= slo else SLO_MISSED)
         for part, seconds in ledger:
             self.parts.child(part).observe(seconds)
+
+    def tokenized(self, *, tokenizer: int, memory: int, sampled: int) -> None:
+        """Where a prompt's tokens came from: made anew, remembered of a text, or remembered of an answer."""
+        self._tokenized.add(tokenizer, "tokenizer")
+        self._tokenized.add(memory, "memory")
+        self._tokenized.add(sampled, "sampled")
 
     def slo(self, outcome: str) -> None:
         self._slo.add(1, outcome)
@@ -129,9 +149,9 @@ class Collector:
             *(self.prompt_tokens, self.generation_tokens, self.prediction),
         )
         aborts = _total("headstart_aborts_total", "HTTP requests whose client left before the end.", self._clients_gone)
-        return exposition(
-            (*histograms, self._finished, self._slo, self._responses, aborts, *self._engine_metrics(view))
-        )
+        memory = _gauge("headstart_token_memory_bytes", "What the tokens of recent texts take.", self._token_memory())
+        counters = (self._finished, self._slo, self._responses, aborts, self._tokenized, memory)
+        return exposition((*histograms, *counters, *self._engine_metrics(view)))
 
     def _engine_metrics(self, view: EngineView) -> tuple[Metric, ...]:
         build = Sampled(

@@ -67,7 +67,8 @@ class Admin:
                 extra={},
             )
             special, param = bool(fields.add_special_tokens), "messages"
-        (ids,) = await services.tokenize((text,), special, limits.max_model_len, param)
+        (prompt,) = await services.tokenize((text,), special, limits.max_model_len, param)
+        ids = prompt.ids
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": limits.max_model_len, "tokens": ids}
         if fields.return_token_strs:
             answer["token_strs"] = await services.pool.run(lambda: list(map(services.tokenizer.token_text, ids)))

@@ -18,7 +18,7 @@ from headstart.metrics.collector import REFUSED, RequestTrack
 from headstart.server.errors import ApiError, shutting_down
 from headstart.server.logprobs import EntryMaker, TokenEntry
 from headstart.server.params import Generation
-from headstart.text import Detokenizer, Tokenizer
+from headstart.text import Detokenizer, Open, RecentTokens, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,35 @@ class Delta:
     source: RequestOutput
 
 
+class AnswerMemory:
+    """Gathers one answer's ids and text, so that the next turn of its conversation finds both."""
+
+    def __init__(self, recent: RecentTokens, end: Open) -> None:
+        self._recent = recent
+        self._end = end
+        self._ids: list[int] = []
+        self._texts: list[str] = []
+
+    def add(self, token_ids: tuple[int, ...], text: str) -> None:
+        self._ids += token_ids
+        self._texts.append(text)
+
+    def keep(self) -> None:
+        """The answer is whole."""
+        self._recent.remember(self._end, self._ids, "".join(self._texts))
+
+
 class Choice:
     """Feeds on the outputs of `request`. `prompt_text` is shown before the answer when the caller asked for an echo."""
 
     def __init__(
-        self, index: int, request: EngineRequest, prompt_text: str, asked: Generation, tokenizer: Tokenizer
+        self,
+        index: int,
+        request: EngineRequest,
+        prompt_text: str,
+        asked: Generation,
+        tokenizer: Tokenizer,
+        memory: AnswerMemory | None = None,
     ) -> None:
         self.index = index
         self.request = request
@@ -48,6 +72,7 @@ class Choice:
         self.stop_reason: str | int | None = None
         self._tokenizer = tokenizer
         self._asked = asked
+        self._memory = memory
         self._detokenizer = Detokenizer(
             tokenizer, request.prompt_token_ids, asked.stop, asked.skip_special_tokens, asked.include_stop
         )
@@ -87,6 +112,10 @@ class Choice:
         self._note_finish(output)
         if self.finish_reason is not None and self._detokenizer.stopped is None:
             text += self._detokenizer.finish()
+        if self._memory is not None:
+            self._memory.add(output.token_ids, text)
+            if self.finish_reason is not None:
+                self._memory.keep()
         return self._delta(text)
 
     def _note_entries(self, output: RequestOutput) -> None:

@@ -26,7 +26,7 @@ from headstart.engine import EngineDeadError, QueueFullError, RequestRefused, Re
 from headstart.metrics.collector import REFUSED, SLO_REJECTED, RequestTrack
 from headstart.metrics.ledger import Ledger
 from headstart.server import sse
-from headstart.server.choice import Choice, Delta, run_choice
+from headstart.server.choice import AnswerMemory, Choice, Delta, run_choice
 from headstart.server.errors import ApiError, Headers, bad_field, engine_dead, internal_error, queue_full, shutting_down
 from headstart.server.formats import Api, Head, Whole, usage
 from headstart.server.http import (
@@ -42,7 +42,7 @@ from headstart.server.params import Generation, nth_seed
 from headstart.server.promise import Asker, asker_of, estimate_fields, predicted_header, slo_missed
 from headstart.server.services import Services
 from headstart.server.timing import Stamps, server_timing
-from headstart.text import Detokenizer
+from headstart.text import Detokenizer, Prompt
 
 logger = logging.getLogger("headstart.server")
 _FAREWELL_SECONDS = 1.0
@@ -131,27 +131,37 @@ class GenerationEndpoint:
         self._check_choices(asked)
         parsed = time.monotonic()
         prompts = await self._tokenize(asked, limits.max_model_len)
-        for ids in prompts:
-            services.check_length(ids, asked.sampling.max_tokens, api.prompt_field)
+        for prompt in prompts:
+            services.check_length(prompt.ids, asked.sampling.max_tokens, api.prompt_field)
         submitted = time.monotonic()
         stamps = Stamps(received, parsed, submitted)
         answer_id = api.id_prefix + uuid.uuid4().hex
         head = Head(answer_id, int(time.time()), services.model_name, f"headstart-{headstart.__version__}")
         choices: list[Choice] = []
-        for ids in prompts:
+        for prompt in prompts:
             for _ in range(asked.n):
-                choices.append(self._choice(len(choices), ids, asked, head.id, stamps, asker))
+                choices.append(self._choice(len(choices), prompt, asked, head.id, stamps, asker))
                 if len(choices) % _MADE_AT_ONCE == 0:
                     await asyncio.sleep(0)
-        return Job(asked, head, stamps, tuple(choices), sum(map(len, prompts)))
+        return Job(asked, head, stamps, tuple(choices), sum(len(prompt.ids) for prompt in prompts))
 
-    async def _tokenize(self, asked: Generation, max_model_len: int) -> list[tuple[int, ...]]:
+    async def _tokenize(self, asked: Generation, max_model_len: int) -> list[Prompt]:
         texts = [prompt for prompt in asked.prompts if isinstance(prompt, str)]
         if texts:
             assert len(texts) == len(asked.prompts), "prompts of a request are of one kind"
             field = self._api.prompt_field
-            return await self._services.tokenize(texts, asked.add_special_tokens, max_model_len, field)
-        return [prompt for prompt in asked.prompts if not isinstance(prompt, str)]
+            prompts = await self._services.tokenize(
+                texts, asked.add_special_tokens, max_model_len, field, asked.cache_salt
+            )
+            self._note_sources(prompts)
+            return prompts
+        return [Prompt(prompt) for prompt in asked.prompts if not isinstance(prompt, str)]
+
+    def _note_sources(self, prompts: Sequence[Prompt]) -> None:
+        total = sum(len(prompt.ids) for prompt in prompts)
+        remembered = sum(prompt.num_remembered for prompt in prompts)
+        sampled = sum(prompt.num_sampled for prompt in prompts)
+        self._services.collector.tokenized(tokenizer=total - remembered, memory=remembered - sampled, sampled=sampled)
 
     def _check_choices(self, asked: Generation) -> None:
         count = len(asked.prompts) * asked.n
@@ -162,8 +172,9 @@ class GenerationEndpoint:
             )
 
     def _choice(
-        self, index: int, ids: tuple[int, ...], asked: Generation, answer_id: str, stamps: Stamps, asker: Asker
+        self, index: int, prompt: Prompt, asked: Generation, answer_id: str, stamps: Stamps, asker: Asker
     ) -> Choice:
+        ids = prompt.ids
         room = self._services.engine.info.max_model_len - len(ids)
         params = replace(
             asked.sampling,
@@ -181,7 +192,8 @@ class GenerationEndpoint:
             tenant=asker.tenant,
             slo_ttft=None if index else self._slo(asked, asker),
         )
-        return Choice(index, request, self._echo(asked, index, ids), asked, self._services.tokenizer)
+        memory = None if prompt.end is None else AnswerMemory(self._services.recent, prompt.end)
+        return Choice(index, request, self._echo(asked, index, ids), asked, self._services.tokenizer, memory)
 
     def _slo(self, asked: Generation, asker: Asker) -> float | None:
         """Of an answer's first choice: the field's, else the header's, else the server's."""

@@ -16,7 +16,7 @@ from headstart.server.http import default_body_limit
 from headstart.server.messages import ChatPrompts
 from headstart.server.params import Limits
 from headstart.server.texts import TextPool
-from headstart.text import ChatTemplate, Tokenizer
+from headstart.text import ChatTemplate, Prompt, RecentTokens, Tokenizer
 
 # Shorter texts are tokenized on the event loop: that takes less time than the way to a thread and back.
 INLINE_CHARACTERS = 400
@@ -33,6 +33,7 @@ class Services:
     config: Config
     engine: AsyncEngine
     tokenizer: Tokenizer
+    recent: RecentTokens
     prompts: ChatPrompts
     collector: Collector
     pool: TextPool
@@ -80,29 +81,41 @@ class Services:
             raise unknown_model(name, self.model_name)
 
     async def tokenize(
-        self, texts: Sequence[str], add_special_tokens: bool, max_model_len: int, param: str
-    ) -> list[tuple[int, ...]]:
-        """Raises `ApiError` 400 for text that cannot fit (all of it is tokenized only if it might) or is no text."""
+        self, texts: Sequence[str], add_special_tokens: bool, max_model_len: int, param: str, salt: str | None = None
+    ) -> list[Prompt]:
+        """What is remembered under `salt` is not tokenized again; with None nothing is remembered nor looked up.
+
+        Raises `ApiError` 400 for text that cannot fit (all of it is tokenized only if it might) or is no text."""
         if len(texts) <= _INLINE_TEXTS and sum(map(len, texts)) <= INLINE_CHARACTERS:
-            return self._encode_all(texts, add_special_tokens, max_model_len, param)
-        return await self.pool.run(self._encode_all, texts, add_special_tokens, max_model_len, param)
+            return self._encode_all(texts, add_special_tokens, max_model_len, param, salt)
+        return await self.pool.run(self._encode_all, texts, add_special_tokens, max_model_len, param, salt)
 
     def _encode_all(
-        self, texts: Sequence[str], add_special_tokens: bool, max_model_len: int, param: str
-    ) -> list[tuple[int, ...]]:
+        self, texts: Sequence[str], add_special_tokens: bool, max_model_len: int, param: str, salt: str | None
+    ) -> list[Prompt]:
         try:
-            return [self._encode(text, add_special_tokens, max_model_len, param) for text in texts]
+            return [self._encode(text, add_special_tokens, max_model_len, param, salt) for text in texts]
         except ValueError as error:
             raise ApiError(400, f"{param}: {error}", param=param) from None
 
-    def _encode(self, text: str, add_special_tokens: bool, max_model_len: int, param: str) -> tuple[int, ...]:
+    def _encode(self, text: str, add_special_tokens: bool, max_model_len: int, param: str, salt: str | None) -> Prompt:
+        if salt is None:
+            self._check_fits(text, max_model_len, param)
+            return Prompt(tuple(self.tokenizer.encode(text, add_special_tokens)))
+        found = self.recent.find(text, salt)
+        unknown = found.unknown()
+        new = text if len(unknown) == len(found.pieces) else "".join(piece.text for piece in unknown)
+        self._check_fits(new, max_model_len, param, found.num_known)
+        return self.recent.complete(found, add_special_tokens)
+
+    def _check_fits(self, text: str, max_model_len: int, param: str, num_known: int = 0) -> None:
+        """Raises `ApiError` 400 if the beginning of `text`, behind `num_known` tokens, is too long already."""
+        most = max_model_len + max_model_len // 4 - num_known  # a cut word is no reason to refuse
         probe = max(INLINE_CHARACTERS, _PROBE_CHARACTERS * max_model_len)
         while len(text) > probe:
-            count = len(self.tokenizer.encode(text[:probe], False))
-            if count > max_model_len + max_model_len // 4:  # a cut word is no reason to refuse
+            if len(self.tokenizer.encode(text[:probe], False)) > most:
                 raise self.too_long(f"more than {max_model_len}", param)
             probe *= 2
-        return tuple(self.tokenizer.encode(text, add_special_tokens))
 
     def check_length(self, ids: Sequence[int], max_tokens: int, param: str) -> None:
         """Raises `ApiError` 400 unless the prompt and one more token fit the context, which the KV pool holds."""
@@ -136,12 +149,19 @@ def make_services(
         stats = engine.stats()
         return 0 if stats is None else stats.num_waiting
 
+    recent = RecentTokens(tokenizer, config.cache.token_memory)
     return Services(
         config=config,
         engine=engine,
         tokenizer=tokenizer,
+        recent=recent,
         prompts=ChatPrompts(template),
-        collector=Collector(view, version=headstart.__version__, model=served_name(config)),
+        collector=Collector(
+            view,
+            version=headstart.__version__,
+            model=served_name(config),
+            token_memory=lambda: recent.num_bytes,
+        ),
         pool=TextPool(config.scheduler.max_num_waiting, num_queued),
         defaults=defaults,
     )

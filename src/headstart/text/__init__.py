@@ -5,6 +5,7 @@ Never imports torch or transformers.
 
 from headstart.text.chat_template import ChatTemplate, TemplateError
 from headstart.text.detokenizer import Detokenizer
+from headstart.text.recent import Open, Prompt, RecentTokens
 from headstart.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "TemplateError", "Tokenizer"]
+__all__ = ["ChatTemplate", "Detokenizer", "Open", "Prompt", "RecentTokens", "TemplateError", "Tokenizer"]

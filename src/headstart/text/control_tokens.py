@@ -163,6 +163,12 @@ def _in_pieces(text: str, cuts: list[int], matches: list[tuple[int, int]]) -> Pr
     return prompt
 
 
+def longest_match(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Finds tokens from left to right, the longest at each place, as tokenizers do. None of them may be empty."""
+    pattern = _pattern(_trie(sorted(set(tokens))))
+    return re.compile(pattern or "(?!)", re.DOTALL)
+
+
 def _tells(part: str) -> bool:
     """Whether it holds more than letters, digits, underscores and spaces."""
     return any(not (character.isalnum() or character.isspace() or character == "_") for character in part)

@@ -16,6 +16,7 @@ from headstart.hub import ModelError, ModelFiles, gguf_reader, read_json
 from headstart.text.control_tokens import Piece, PromptText
 from headstart.text.gguf_vocab import Vocabulary, vocabulary_of_gguf
 from headstart.text.prefix_space import without_prefix_space
+from headstart.text.seams import Seams
 from headstart.text.token_bytes import ByteTable, decoder_state, piece_rules
 
 
@@ -35,6 +36,7 @@ class Tokenizer:
         special = dict.fromkeys((index for index, token in added.items() if token.special), b"")
         named = {vocabulary.bos_token_id, *vocabulary.eos_token_ids}
         self.control_tokens = frozenset(added[index].content for index in added if index in special or index in named)
+        self._seams = Seams(added.values(), self.control_tokens)
         self._bytes = ByteTable(self._tokenizer, rules.to_bytes, {})
         self._visible_bytes = ByteTable(self._tokenizer, rules.to_bytes, special)
         self.strip_leading_spaces = rules.strip_leading_spaces
@@ -64,20 +66,35 @@ class Tokenizer:
         Raises `ValueError` for text that is no valid Unicode (half of a surrogate pair).
         """
         if isinstance(text, PromptText):
-            return self._encode_pieces(text.pieces, add_special_tokens)
+            return self.joined(self.encode_pieces(text.pieces), add_special_tokens)
         return _encode(self._tokenizer, [text], add_special_tokens)[0]
 
-    def _encode_pieces(self, pieces: Sequence[Piece], add_special_tokens: bool) -> list[int]:
-        going_on = _encode(self._continuing, [piece.text for piece in pieces if piece.continues], False)
-        others = _encode(self._tokenizer, [piece.text for piece in pieces if not piece.continues], False)
-        sources = {True: iter(going_on), False: iter(others)}
-        ids = [token for piece in pieces for token in next(sources[piece.continues])]
-        if not add_special_tokens:
-            return ids
-        first = others[0]  # a prompt begins with a piece that does not go on
-        (marked,) = _encode(self._tokenizer, [pieces[0].text], True)
-        before = next(start for start in range(len(marked)) if marked[start : start + len(first)] == first)
-        return [*marked[:before], *ids, *marked[before + len(first) :]]
+    def pieces(self, text: str) -> list[Piece]:
+        """`text` in pieces that can be encoded apart: the ids of all, `joined`, are those of the whole."""
+        whole = text.pieces if isinstance(text, PromptText) else (Piece(text, False),)
+        cut = [
+            (piece,) if piece.continues else (Piece(part, False) for part in self._seams.cut(piece.text))
+            for piece in whole
+        ]
+        return [piece for parts in cut for piece in parts]
+
+    def encode_pieces(self, pieces: Sequence[Piece]) -> list[list[int]]:
+        """The ids of each piece. Raises `ValueError` as `encode` does."""
+        going_on = iter(_encode(self._continuing, [piece.text for piece in pieces if piece.continues], False))
+        others = iter(_encode(self._tokenizer, [piece.text for piece in pieces if not piece.continues], False))
+        return [next(going_on if piece.continues else others) for piece in pieces]
+
+    def joined(self, parts: Iterable[Sequence[int]], add_special_tokens: bool) -> list[int]:
+        """One prompt of the ids of pieces; with what the model wants around it."""
+        ids = [token for part in parts for token in part]
+        return [*self.marks[0], *ids, *self.marks[1]] if add_special_tokens else ids
+
+    @cached_property
+    def marks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that the model wants before and after a text (BOS, EOS), whatever the text."""
+        (plain,), (marked,) = (_encode(self._tokenizer, ["a"], special) for special in (False, True))
+        before = next(start for start in range(len(marked) + 1) if marked[start : start + len(plain)] == plain)
+        return tuple(marked[:before]), tuple(marked[before + len(plain) :])
 
     @cached_property
     def _continuing(self) -> tokenizers.Tokenizer:
