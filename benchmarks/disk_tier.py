@@ -99,6 +99,7 @@ def kill(model: str, kills: int) -> tuple[list[list[str]], list[Bar], Any]:
                     during_writes += kill_while_writing(server, Path(folder), number)
     found = f"{during_writes} of {kills} kills while a file grew, {loaded} prompts loaded"
     bars = [
+        Bar("kills in mid-write", during_writes, kills, False),
         Bar("answers unlike the cold run's after kills", wrong, 0, True),
         Bar("prompts that were loaded from what was left", loaded, 1, False),
     ]
@@ -106,9 +107,11 @@ def kill(model: str, kills: int) -> tuple[list[list[str]], list[Bar], Any]:
 
 
 def kill_while_writing(server: LocalServer, folder: Path, number: int) -> bool:
-    """Push blocks out with a new prompt, and kill the engine as soon as a file grows. Whether one did."""
+    """Push new blocks out by newer ones, and kill the engine as soon as a file grows. Whether one did."""
+    for new in range(2):
+        ask(server, text_of(1000 + 10 * number + new, 1800), 1)
     before = size_of(folder)
-    flood = threading.Thread(target=ask_in_vain, args=(server, text_of(1000 + number, 1800)))
+    flood = threading.Thread(target=ask_in_vain, args=(server, text_of(1005 + 10 * number, 1800)))
     flood.start()
     end = time.monotonic() + 20
     while (grew := size_of(folder) != before) is False and flood.is_alive() and time.monotonic() < end:
