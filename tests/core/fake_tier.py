@@ -14,10 +14,11 @@ Slot = tuple[str, tuple[int, ...]]
 
 @dataclass
 class FakeTier:
-    """Implements `KVConnector`. `seconds_per_block`: what it says of loads. `loads`: those under way."""
+    """Implements `KVConnector`. `seconds_per_block`, `seconds_to_news`: what it says of loads, and `loads` under way."""
 
     block_size: int
     seconds_per_block: float = 0.0
+    seconds_to_news: float = 0.0
     stored: dict[bytes, list[Slot]] = field(default_factory=dict)
     loads: dict[int, list[bytes]] = field(default_factory=dict)
     settled: dict[int, list[bytes]] = field(default_factory=dict)
@@ -29,7 +30,7 @@ class FakeTier:
         return name in self.stored
 
     def load_seconds(self, num_blocks: int) -> float:
-        return num_blocks * self.seconds_per_block
+        return self.seconds_to_news + num_blocks * self.seconds_per_block
 
     def load(self, load_id: int, names: Sequence[bytes]) -> None:
         assert load_id not in self.loads

@@ -66,6 +66,14 @@ def test_what_is_quicker_to_recompute_is_recomputed() -> None:
     assert driver.core.stats().loads == 0
 
 
+def test_who_would_hear_of_it_too_late_does_not_load() -> None:
+    tier = FakeTier(4, seconds_to_news=0.002)  # 3 % of 33 ms are less
+    driver = evicted(tier)
+    driver.add(make_spec("again", PROMPT, max_tokens=1))
+    driver.drain()
+    assert driver.core.stats().loads == 0
+
+
 def test_an_estimate_counts_the_load() -> None:
     tier = FakeTier(4, seconds_per_block=0.001)
     driver = evicted(tier)

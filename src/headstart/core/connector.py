@@ -31,7 +31,10 @@ class KVConnector(Protocol):
         ...
 
     def load_seconds(self, num_blocks: int) -> float:
-        """How long a load of so many blocks would take if it were asked for now, with the loads before it."""
+        """How long a load of so many blocks would take if it were asked for now, with the loads before it.
+
+        Of none: until the first news of it.
+        """
         ...
 
     def load(self, load_id: int, names: Sequence[bytes]) -> None:

@@ -68,6 +68,8 @@ class Loads:
         count = request.num_stored_blocks - num_matched
         if count <= 0:
             return 0, 0.0
+        if self._slack(request, num_matched) < self._connector.load_seconds(0):
+            return 0, 0.0  # the first news of it would come too late
         seconds = self._connector.load_seconds(count)
         saved = self._costs.prefill_seconds(num_matched * self._size, count * self._size)
         return (count, seconds) if seconds < saved else (0, 0.0)
@@ -75,9 +77,7 @@ class Loads:
     def start(self, request: Request, first: int, count: int, now: float) -> None:
         """Load `count` blocks into the request's table from entry `first` on."""
         assert request.block_names is not None
-        uncached = request.num_tokens - first * self._size
-        slack = _SLACK * self._costs.prefill_seconds(first * self._size, uncached)
-        load = Load(self._next_id, request, first, count, now, slack)
+        load = Load(self._next_id, request, first, count, now, self._slack(request, first))
         self._next_id += 1
         self._loads[load.load_id] = self._by_request[request.request_id] = load
         self._connector.load(load.load_id, request.block_names[first : first + count])
@@ -120,6 +120,10 @@ class Loads:
         """For the next step, once."""
         fills, self._fills = tuple(self._fills), []
         return fills
+
+    def _slack(self, request: Request, num_matched: int) -> float:
+        start = num_matched * self._size
+        return _SLACK * self._costs.prefill_seconds(start, request.num_tokens - start)
 
     def _time_to_check(self, load: Load) -> float:
         arrived = self._costs.prefill_seconds(load.first * self._size, load.num_arrived * self._size)

@@ -39,6 +39,7 @@ class InProcessEngine(AbstractContextManager["InProcessEngine"]):
         self._clock = clock
         self._driver = StepDriver(core, executor, clock, source=source)
         self._on_end = on_end
+        self._is_closed = False
 
     def run(self, requests: Iterable[EngineRequest]) -> Iterator[RequestOutput]:
         """Compute the requests together and yield their news as it comes. Closing the iterator aborts the rest.
@@ -73,8 +74,11 @@ class InProcessEngine(AbstractContextManager["InProcessEngine"]):
         return self._core.stats()
 
     def close(self) -> None:
+        """Safe to call twice."""
         self._executor.shutdown()
-        self._on_end()
+        if not self._is_closed:
+            self._is_closed = True
+            self._on_end()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -140,5 +140,5 @@ def test_slow_reads_are_learned_and_forgotten(pool: KVPool) -> None:
     slow = connector.load_seconds(10)
     assert slow > 100 * before
     now[0] = 120.0
-    assert connector.load_seconds(10) == pytest.approx(slow / 4)
+    assert connector.load_seconds(10) == pytest.approx(slow / 4, rel=0.01)
     connector.close()

@@ -25,9 +25,10 @@ from headstart.kv.pool import KVPool
 _MAX_BACKLOG_BYTES = 256 << 20  # of blocks that wait to be written; beyond it evicted ones are dropped
 _MAX_STAGED_BYTES = 512 << 20  # of loads that no step has taken yet; further ones wait
 _FIRST_SECONDS_PER_BYTE = 1 / 500e6  # before any load has shown it
+_FIRST_NEWS_SECONDS = 0.002  # two threads are woken, and a block read
 _RATE = 0.3  # weight of the newest load
 _FORGET_SECONDS = 60.0  # a rate is thought half as bad after so long without a load: a disk may have recovered
-_NOTICE_SECONDS = 0.005  # at most so often is the engine told of a load that goes on
+_NOTICE_SECONDS = 0.001  # at most so often is the engine told of a load that goes on
 
 
 class Tier(Protocol):
@@ -98,7 +99,7 @@ class TierConnector:
     def load_seconds(self, num_blocks: int) -> float:
         halvings = (self._clock() - self._measured_at) / _FORGET_SECONDS
         rate = self._seconds_per_byte * 0.5 ** min(halvings, 60.0)
-        return max(rate, 1e-12) * (num_blocks + self._queued_blocks) * self._block_bytes
+        return _FIRST_NEWS_SECONDS + max(rate, 1e-12) * (num_blocks + self._queued_blocks) * self._block_bytes
 
     def load(self, load_id: int, names: Sequence[bytes]) -> None:
         load = self._loads[load_id] = _Load(load_id, tuple(names))
