@@ -14,7 +14,7 @@ Slot = tuple[str, tuple[int, ...]]
 
 @dataclass
 class FakeTier:
-    """Implements `KVConnector`. `seconds_per_block`, `seconds_to_news`: what it says of loads, and `loads` under way."""
+    """Implements `KVConnector`. `seconds_per_block`, `seconds_to_news`: what it says of them. `loads`: under way."""
 
     block_size: int
     seconds_per_block: float = 0.0
