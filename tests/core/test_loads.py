@@ -179,6 +179,22 @@ def test_blocks_that_are_loaded_are_not_saved_before_they_are_filled_in() -> Non
     assert driver.finished["second flood"].finish_reason is FinishReason.LENGTH
 
 
+def test_what_no_step_has_filled_in_yet_is_not_kept_at_the_end() -> None:
+    """Neither before the step that fills it in, nor while that is in flight: it may never run."""
+    tier = FakeTier(4)
+    driver = evicted(tier)
+    names = set(chain.names("", PROMPT, 4, 8))
+    driver.add(make_spec("again", PROMPT, max_tokens=1))
+    driver.core.begin_step(driver.now)
+    arrive(driver, tier)
+    step = driver.core.begin_step(driver.now)
+    assert step is not None
+    assert step.fills
+    assert not names & {save.name for save in driver.core.cached_blocks()}
+    driver.core.finish_step(driver.worker.execute(step), driver.now + 1)
+    assert names <= {save.name for save in driver.core.cached_blocks()}
+
+
 def test_the_whole_cache_best_first() -> None:
     tier = FakeTier(4)
     driver = Driver.of(make_core(num_blocks=16, tier=tier), tier=tier)

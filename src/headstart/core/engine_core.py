@@ -108,6 +108,7 @@ class _StepInFlight:
     granted: Schedule
     work: StepWork
     predicted_seconds: float
+    filling: frozenset[int]  # blocks whose content comes with it
 
 
 class EngineCore:
@@ -213,8 +214,14 @@ class EngineCore:
         return None if self._loads is None else self._loads.next_check()
 
     def cached_blocks(self) -> list[BlockSave]:
-        """All of the prefix cache, that first which is worth most: for who keeps it beyond the process' end."""
-        return self._kv.cached()
+        """All of the prefix cache that is surely there, that first which is worth most.
+
+        For who keeps it beyond the process' end: what a step in flight fills in may be nowhere, for it may never run.
+        """
+        if self._loads is None:
+            return self._kv.cached()
+        missing = self._loads.filling().union(*(step.filling for step in self._in_flight))
+        return [save for save in self._kv.cached() if save.block_id not in missing]
 
     def begin_step(self, now: float) -> SchedulerOutput | None:
         """The next step to compute, or None: nothing can run, or as many steps are in flight as may be."""
@@ -227,6 +234,7 @@ class EngineCore:
             self._events.append(RequestPreempted(request.request_id, now))
         if not schedule.chunks and not self._forgettable:
             return None
+        filling = frozenset[int]() if self._loads is None else frozenset(self._loads.filling())
         step = SchedulerOutput(
             step_id=self._next_step_id,
             new_requests=schedule.new_requests,
@@ -238,7 +246,9 @@ class EngineCore:
         self._forgettable.clear()
         self._next_step_id += 1
         work = _work_of(schedule)
-        self._in_flight.append(_StepInFlight(step.step_id, now, schedule, work, self._costs.step_seconds(work)))
+        self._in_flight.append(
+            _StepInFlight(step.step_id, now, schedule, work, self._costs.step_seconds(work), filling)
+        )
         self._kv.begin_step(step.step_id)
         return step
 
