@@ -166,19 +166,6 @@ def test_a_salt_is_part_of_the_names() -> None:
     assert driver.finished["other"].num_cached_tokens == 0
 
 
-def test_blocks_that_are_loaded_are_not_saved_before_they_are_filled_in() -> None:
-    """They are evicted again in the very step that would fill them in: their content is nowhere but in the tier."""
-    tier = FakeTier(4)
-    driver = evicted(tier)
-    driver.add(make_spec("again", PROMPT, max_tokens=1))
-    driver.core.begin_step(driver.now)
-    arrive(driver, tier)
-    driver.core.abort("again", driver.now)
-    driver.add(make_spec("second flood", prompt(63, 2), max_tokens=1))
-    driver.drain()
-    assert driver.finished["second flood"].finish_reason is FinishReason.LENGTH
-
-
 def test_what_no_step_has_filled_in_yet_is_not_kept_at_the_end() -> None:
     """Neither before the step that fills it in, nor while that is in flight: it may never run."""
     tier = FakeTier(4)
