@@ -141,6 +141,7 @@ def test_news_of_a_load_that_is_over_are_ignored() -> None:
     driver.core.kv_arrived(KVArrival(17, 1, True))
     make_core().kv_arrived(KVArrival(0, 1, True))
     assert make_core().next_check() is None
+    assert make_core().cached_blocks() == []
     assert not driver.core.has_work
 
 
