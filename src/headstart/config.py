@@ -93,6 +93,8 @@ class ServerConfig:
     max_logprobs: int = 20
     max_priority: int = 10  # requests may ask for -max_priority (first) to max_priority
     default_max_tokens: int | None = None  # None: up to the context
+    explain: bool = False  # every answer says why its prompt missed the prefix cache, not only where a header asks
+    explain_memory: int = 32 << 20  # bytes of recent prompts that new ones are compared with for that; 0: none
     step_log: str | None = None  # a file that each step is appended to: work, predicted and real time
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -113,6 +115,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "kv_ram": (1 << 16, 1 << 50),
     "kv_disk_size": (1 << 16, 1 << 60),
     "token_memory": (0, 1 << 40),
+    "explain_memory": (0, 1 << 40),
     "max_num_batched_tokens": (1, 1_000_000),
     "slo_tpot_ms": (1, 3_600_000),
     "max_chunk_ms": (1, 3_600_000),
@@ -157,6 +160,9 @@ def validate(config: Config) -> Config:
             if item.name in _CHOICES and value not in _CHOICES[item.name]:
                 raise ConfigError(f"{item.name} is {value!r}; it must be one of {', '.join(_CHOICES[item.name])}")
     _check_tiers(config)
+    if config.server.explain and not (config.cache.prefix_cache and config.server.explain_memory):
+        lacking = "explain_memory" if config.cache.prefix_cache else "prefix_cache"
+        raise ConfigError(f"explain says why the prefix cache missed, which needs {lacking}: turn it on")
     if config.scheduler.policy == "edf" and config.scheduler.slo_ttft_ms is None:
         raise ConfigError("policy edf needs slo_ttft_ms: the deadline of requests that name none")
     if config.scheduler.max_num_seqs >= config.scheduler.max_num_batched_tokens:

@@ -67,10 +67,12 @@ HELP = {
     "max_logprobs": "Largest top_logprobs.",
     "max_priority": "Requests may ask for a priority from -N (goes first) to N.",
     "default_max_tokens": "Answer length when a request names none. [default: up to the context]",
+    "explain": "Say in every answer why its prompt missed the prefix cache, not only where a header asks for it.",
+    "explain_memory": "Memory for recent prompts that new ones are compared with for that, such as 32MiB; 0: none.",
     "step_log": "File that every step is appended to, as JSON: its work, how long it took, how long it was thought to.",
     "log_level": "How much the server logs.",
 }
-_BYTES = {"kv_cache_memory", "kv_disk_size", "kv_ram", "max_body_bytes", "token_memory"}
+_BYTES = {"kv_cache_memory", "kv_disk_size", "kv_ram", "max_body_bytes", "token_memory", "explain_memory"}
 _FLAGS = {"api_keys": "--api-key", "cors_origins": "--cors-origin"}  # repeated, hence named in the singular
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base ** (power + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,25 +12,17 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from headstart.config import CacheConfig, Config, ModelConfig
 from headstart.core.request import EngineRequest
-from headstart.engine import AsyncEngine
-from headstart.hub import files_of_folder
-from headstart.launch import launch_engine
-from headstart.perf.model_spec import read_model_spec
 from headstart.server import create_app
-from headstart.server.app import Observed
 from headstart.text import ChatTemplate, Tokenizer
-from tests.fixtures.stories import make_stories_folder
 from tests.server.conftest import TextSide
 from tests.server.harness import MODEL, Running, ScriptedEngine, events, serving
+from tests.server.stories import Messages, byte_by_byte, metric, posted, serve_stories, template_of
 
-TEMPLATE = "{% for m in messages %}<s>{{ m.role }}:{{ m.content }}</s>{% endfor %}<s>assistant:"
 ANSWER = " One little cat"
 BLOCK = 16  # tokens
-Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -63,15 +54,6 @@ Begin = Callable[..., Talk]
 Answer = Callable[[EngineRequest], Sequence[int]]
 
 
-def template_of(tokenizer: Tokenizer) -> ChatTemplate:
-    return ChatTemplate({"default": TEMPLATE}, {}, control_tokens=tokenizer.control_tokens)
-
-
-def byte_by_byte(text: str) -> tuple[int, ...]:
-    """A spelling that the tokenizer would not choose: a token for each byte, behind <unk>, <s>, </s>."""
-    return tuple(3 + byte for byte in text.encode())
-
-
 @pytest.fixture
 def begin(text_side: TextSide) -> Iterator[Begin]:
     """Start a server: `begin(token_memory=..., answer=...)`. It says ANSWER byte by byte, then ends."""
@@ -86,20 +68,6 @@ def begin(text_side: TextSide) -> Iterator[Begin]:
             return Talk(stack.enter_context(serving(make)), engine, text_side.tokenizer, template)
 
         yield start
-
-
-def posted(running: Running, route: str, fields: dict[str, Any]) -> dict[str, Any]:
-    answer = running.client.post(route, json={"model": MODEL, **fields})
-    assert answer.status_code == 200, answer.text
-    body: dict[str, Any] = answer.json()
-    return body
-
-
-def metric(client: httpx.Client, name: str) -> dict[str, float]:
-    """Samples by the value of their only label, "" without one."""
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    samples = [sample for family in families for sample in family.samples if sample.name == name]
-    return {next(iter(sample.labels.values()), ""): sample.value for sample in samples}
 
 
 @dataclass
@@ -307,48 +275,13 @@ def test_the_memory_is_bounded(begin: Begin) -> None:
     assert max(sizes) <= 4_000
 
 
-@dataclass(frozen=True)
-class Real:
-    running: Running
-    tokenizer: Tokenizer
-
-    def chat(self, messages: Messages, **fields: Any) -> tuple[str, dict[str, Any]]:
-        """The answer, of bytes only, and the usage."""
-        bias = dict.fromkeys(map(str, byte_by_byte(" aehmst")), 100)
-        fields = {"messages": messages, "max_tokens": 60, "logit_bias": bias, "temperature": 1.0, "seed": 5, **fields}
-        body = posted(self.running, "/v1/chat/completions", fields)
-        return body["choices"][0]["message"]["content"], body["usage"]
-
-    def full(self, messages: Messages) -> list[int]:
-        return self.tokenizer.encode(template_of(self.tokenizer).render(messages), add_special_tokens=False)
-
-
-def serve_stories(stack: ExitStack, folder: Path, token_memory: int) -> Real:
-    """A real engine behind it."""
-    model = ModelConfig(model=str(make_stories_folder(folder)), served_model_name=MODEL, threads=1, quantization="none")
-    config = Config(model=model, cache=CacheConfig(kv_cache_memory=4 << 20, token_memory=token_memory))
-    files = files_of_folder(folder)
-    tokenizer = Tokenizer.load(files)
-    engines: list[AsyncEngine] = []
-
-    def make_app() -> Observed:
-        engines.append(launch_engine(config, files, read_model_spec(files)))
-        return create_app(engines[0], tokenizer, template_of(tokenizer), config)
-
-    async def end() -> None:
-        await engines[0].shutdown()
-
-    running = stack.enter_context(serving(make_app, end=end))
-    asyncio.run_coroutine_threadsafe(engines[0].wait_ready(), running.loop).result(60)
-    return Real(running, tokenizer)
-
-
 def test_the_prefix_cache_finds_prompt_and_answer(tmp_path: Path) -> None:
     """With the memory, all but the new turn; without, only up to where the tokenizer spells the answer otherwise."""
     cached = []
     for token_memory in (1 << 20, 0):
         with ExitStack() as stack:
-            real = serve_stories(stack, tmp_path / str(token_memory), token_memory)
+            cache = CacheConfig(kv_cache_memory=4 << 20, token_memory=token_memory)
+            real = serve_stories(stack, tmp_path / str(token_memory), cache)
             sources = Sources(real.running.client)
             content, before = real.chat(FIRST)
             turn = [*FIRST, assistant(content), NEXT]

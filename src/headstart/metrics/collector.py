@@ -56,10 +56,12 @@ class Collector:
         version: str,
         model: str,
         token_memory: Callable[[], int] = lambda: 0,
+        explain_memory: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`token_memory`: bytes that the tokens of recent texts take."""
+        """`token_memory`, `explain_memory`: bytes that the tokens of recent texts, and recent prompts, take."""
         self._engine = engine
         self._token_memory = token_memory
+        self._explain_memory = explain_memory
         self.ttft = HistogramFamily(
             "headstart_time_to_first_token_seconds", "First byte of the request to the first text written.", SECONDS
         )
@@ -99,6 +101,9 @@ class Collector:
             "Tokens of prompts given as text, by where they came from.",
             ("source",),
         )
+        self._explained = Counter(
+            "headstart_explained_prompts_total", "Prompts whose cache miss was explained, by what differed.", ("kind",)
+        )
         self._clients_gone = 0
         self._build: dict[str, str] = {"version": version, "model": model}
         # One lookup less for each token.
@@ -126,6 +131,9 @@ class Collector:
         self._tokenized.add(memory, "memory")
         self._tokenized.add(sampled, "sampled")
 
+    def explained(self, kind: str) -> None:
+        self._explained.add(1, kind)
+
     def slo(self, outcome: str) -> None:
         self._slo.add(1, outcome)
 
@@ -150,7 +158,17 @@ class Collector:
         )
         aborts = _total("headstart_aborts_total", "HTTP requests whose client left before the end.", self._clients_gone)
         memory = _gauge("headstart_token_memory_bytes", "What the tokens of recent texts take.", self._token_memory())
-        counters = (self._finished, self._slo, self._responses, aborts, self._tokenized, memory)
+        prompts = _gauge("headstart_explain_memory_bytes", "What remembered prompts take.", self._explain_memory())
+        counters = (
+            self._finished,
+            self._slo,
+            self._responses,
+            aborts,
+            self._tokenized,
+            memory,
+            self._explained,
+            prompts,
+        )
         return exposition((*histograms, *counters, *self._engine_metrics(view)))
 
     def _engine_metrics(self, view: EngineView) -> tuple[Metric, ...]:

@@ -119,8 +119,8 @@ def parting(old: ChatPrompt, new: ChatPrompt) -> tuple[int, int]:
     return min(len(old.parts), len(new.parts)), 0
 
 
-def common_prefix_length(a: str, b: str) -> int:
-    """How many first characters are the same, by halving: comparing slices is much faster than characters."""
+def common_prefix_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many first items (characters of a text) are the same, by halving: slices compare much faster."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

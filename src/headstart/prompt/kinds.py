@@ -33,10 +33,12 @@ class Kind(StrEnum):
     NEW_TEXT = "new text"  # the normal end of a shared prefix: another question
     CONTINUED = "continued"  # one is the beginning of the other: nothing differs
     EVICTED = "evicted"  # it was the same, but is no longer cached
+    RENDERED_OTHERWISE = "rendered otherwise"  # the same messages, but other tokens
+    FIRST = "first"  # nothing to compare with is remembered
 
 
-# Neither of them breaks a prefix.
-HARMLESS = frozenset({Kind.NEW_TEXT, Kind.CONTINUED})
+# None of them breaks a prefix.
+HARMLESS = frozenset({Kind.NEW_TEXT, Kind.CONTINUED, Kind.FIRST})
 
 _ADVICE = {
     Kind.SALT: "use one cache_salt for all who may share a cache, not one a request",
@@ -56,6 +58,8 @@ _ADVICE = {
     Kind.MESSAGE_EDITED: "leave earlier messages as they were sent; append the correction as a new message",
     Kind.VARIABLE_FIRST: "put the part that is always the same before the part that varies",
     Kind.EVICTED: "give the KV cache more memory (--kv-cache-memory), or send the next turn sooner",
+    Kind.RENDERED_OTHERWISE: "send the answer back as it came; if it was, give --token-memory more, "
+    "or the chat template prints earlier answers in another way",
 }
 
 

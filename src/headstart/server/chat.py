@@ -30,9 +30,10 @@ class ChatApi:
         sampling = params.sampling_params(
             fields, limits, max_tokens=_max_tokens(fields, limits), logprobs=logprobs, prompt_logprobs=None
         )
+        tools = fields.tools if fields.tool_choice != "none" else None
         prompt = self._prompts.render(
             fields.messages,
-            tools=fields.tools if fields.tool_choice != "none" else None,
+            tools=tools,
             add_generation_prompt=fields.add_generation_prompt is not False,
             extra=fields.chat_template_kwargs or {},
         )
@@ -42,6 +43,12 @@ class ChatApi:
             prompts=(prompt,),
             sampling=sampling,
             add_special_tokens=bool(fields.add_special_tokens),  # the template writes its own
+            chat={
+                "messages": fields.messages,
+                "tools": tools,
+                "chat_template_kwargs": fields.chat_template_kwargs,
+                "cache_salt": fields.cache_salt,
+            },
         )
         return fields.model, asked
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from headstart.core.request import EngineRequest, FinishReason
 from headstart.core.step import RequestOutput, TokenLogprob
@@ -34,22 +35,52 @@ class Delta:
     source: RequestOutput
 
 
+class Keeper(Protocol):
+    """Remembers an answer for what comes after it."""
+
+    def begun(self) -> None:
+        """The prompt is computed."""
+        ...
+
+    def whole(self, ids: Sequence[int], text: str) -> None:
+        """It has come to its end. `ids` stay as they are."""
+        ...
+
+
 class AnswerMemory:
-    """Gathers one answer's ids and text, so that the next turn of its conversation finds both."""
+    """Gathers one answer's ids and text for those who keep them."""
+
+    def __init__(self, keepers: Sequence[Keeper]) -> None:
+        self._keepers = keepers
+        self._ids: list[int] = []
+        self._texts: list[str] = []
+        self._begun = False
+
+    def add(self, token_ids: tuple[int, ...], text: str, is_last: bool) -> None:
+        self._ids += token_ids
+        self._texts.append(text)
+        if not self._begun:
+            self._begun = True
+            for keeper in self._keepers:
+                keeper.begun()
+        if is_last:
+            answer = "".join(self._texts)
+            for keeper in self._keepers:
+                keeper.whole(self._ids, answer)
+
+
+class TokenKeeper:
+    """Implements `Keeper`: the next turn of the conversation finds the ids that were sampled."""
 
     def __init__(self, recent: RecentTokens, end: Open) -> None:
         self._recent = recent
         self._end = end
-        self._ids: list[int] = []
-        self._texts: list[str] = []
 
-    def add(self, token_ids: tuple[int, ...], text: str) -> None:
-        self._ids += token_ids
-        self._texts.append(text)
+    def begun(self) -> None:
+        pass
 
-    def keep(self) -> None:
-        """The answer is whole."""
-        self._recent.remember(self._end, self._ids, "".join(self._texts))
+    def whole(self, ids: Sequence[int], text: str) -> None:
+        self._recent.remember(self._end, ids, text)
 
 
 class Choice:
@@ -113,9 +144,7 @@ class Choice:
         if self.finish_reason is not None and self._detokenizer.stopped is None:
             text += self._detokenizer.finish()
         if self._memory is not None:
-            self._memory.add(output.token_ids, text)
-            if self.finish_reason is not None:
-                self._memory.keep()
+            self._memory.add(output.token_ids, text, self.finish_reason is not None)
         return self._delta(text)
 
     def _note_entries(self, output: RequestOutput) -> None:

@@ -80,7 +80,8 @@ class Api(Protocol):
 def usage(
     prompt_tokens: int, completion_tokens: int, cached_tokens: int, ledger: Ledger | None, predicted_ttft: float
 ) -> dict[str, Any]:
-    """OpenAI's usage object; `ttft_ms`, `predicted_ttft_ms` and `ttft_ledger` (milliseconds by part) are ours."""
+    """OpenAI's usage object; `ttft_ms`, `predicted_ttft_ms` and `ttft_ledger` (milliseconds by part) are ours, as is
+    `explain` where it is asked for."""
     fields: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

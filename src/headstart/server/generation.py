@@ -25,8 +25,10 @@ from headstart.core.request import EngineRequest
 from headstart.engine import EngineDeadError, QueueFullError, RequestRefused, Reservation
 from headstart.metrics.collector import REFUSED, SLO_REJECTED, RequestTrack
 from headstart.metrics.ledger import Ledger
+from headstart.prompt.explain import Explanation
+from headstart.prompt.sent import Sent
 from headstart.server import sse
-from headstart.server.choice import AnswerMemory, Choice, Delta, run_choice
+from headstart.server.choice import AnswerMemory, Choice, Delta, Keeper, TokenKeeper, run_choice
 from headstart.server.errors import ApiError, Headers, bad_field, engine_dead, internal_error, queue_full, shutting_down
 from headstart.server.formats import Api, Head, Whole, usage
 from headstart.server.http import (
@@ -59,6 +61,12 @@ class Job:
     stamps: Stamps
     choices: tuple[Choice, ...]
     num_prompt_tokens: int
+    explanations: tuple[Explanation, ...] = ()  # of each prompt, if they are asked for
+
+    @property
+    def num_cached_tokens(self) -> list[int]:
+        """Of each prompt's first choice: the others find what it has just computed."""
+        return [choice.num_cached_tokens for choice in self.choices[:: self.asked.n]]
 
     @property
     def predicted_ttft(self) -> float:
@@ -68,9 +76,7 @@ class Job:
 
     def usage(self, ledger: Ledger | None) -> dict[str, Any]:
         generated = sum(choice.num_output_tokens for choice in self.choices)
-        # The first choice of each prompt: the others find what it has just computed.
-        cached = sum(choice.num_cached_tokens for choice in self.choices[:: self.asked.n])
-        return usage(self.num_prompt_tokens, generated, cached, ledger, self.predicted_ttft)
+        return usage(self.num_prompt_tokens, generated, sum(self.num_cached_tokens), ledger, self.predicted_ttft)
 
 
 class GenerationEndpoint:
@@ -101,7 +107,8 @@ class GenerationEndpoint:
         request = job.choices[0].request
         found = await self._services.engine.estimate(request)
         before = job.stamps.submitted - job.stamps.received
-        return estimate_fields(found, before, len(request.prompt_token_ids), request.slo_ttft)
+        fields = estimate_fields(found, before, len(request.prompt_token_ids), request.slo_ttft)
+        return fields | self._explained(replace(job, explanations=job.explanations[:1]), [found.num_cached_tokens])
 
     async def _answer_unless_gone(
         self, body: bytearray, received: float, asker: Asker, reply: _Reply, receive: Receive
@@ -128,22 +135,29 @@ class GenerationEndpoint:
         else:
             model, asked = api.parse(body, limits)
         services.check_model(model)
+        services.explainer.check(asker)
+        if asker.explain:  # the end of a stream is where it is told
+            asked = replace(asked, include_usage=True)
         self._check_choices(asked)
         parsed = time.monotonic()
         prompts = await self._tokenize(asked, limits.max_model_len)
         for prompt in prompts:
             services.check_length(prompt.ids, asked.sampling.max_tokens, api.prompt_field)
+        sent = services.explainer.sent(asked, prompts)
+        explanations = await services.explainer.explain(asked, sent, asker)
         submitted = time.monotonic()
         stamps = Stamps(received, parsed, submitted)
         answer_id = api.id_prefix + uuid.uuid4().hex
         head = Head(answer_id, int(time.time()), services.model_name, f"headstart-{headstart.__version__}")
         choices: list[Choice] = []
-        for prompt in prompts:
-            for _ in range(asked.n):
-                choices.append(self._choice(len(choices), prompt, asked, head.id, stamps, asker))
+        for prompt, mine in zip(prompts, sent, strict=True):
+            for nth in range(asked.n):
+                memory = self._memory(prompt, mine, asker, len(body), leads=not nth)
+                choices.append(self._choice(len(choices), prompt, asked, head.id, stamps, asker, memory))
                 if len(choices) % _MADE_AT_ONCE == 0:
                     await asyncio.sleep(0)
-        return Job(asked, head, stamps, tuple(choices), sum(len(prompt.ids) for prompt in prompts))
+        num_tokens = sum(len(prompt.ids) for prompt in prompts)
+        return Job(asked, head, stamps, tuple(choices), num_tokens, explanations)
 
     async def _tokenize(self, asked: Generation, max_model_len: int) -> list[Prompt]:
         texts = [prompt for prompt in asked.prompts if isinstance(prompt, str)]
@@ -172,7 +186,14 @@ class GenerationEndpoint:
             )
 
     def _choice(
-        self, index: int, prompt: Prompt, asked: Generation, answer_id: str, stamps: Stamps, asker: Asker
+        self,
+        index: int,
+        prompt: Prompt,
+        asked: Generation,
+        answer_id: str,
+        stamps: Stamps,
+        asker: Asker,
+        memory: AnswerMemory | None,
     ) -> Choice:
         ids = prompt.ids
         room = self._services.engine.info.max_model_len - len(ids)
@@ -192,8 +213,14 @@ class GenerationEndpoint:
             tenant=asker.tenant,
             slo_ttft=None if index else self._slo(asked, asker),
         )
-        memory = None if prompt.end is None else AnswerMemory(self._services.recent, prompt.end)
         return Choice(index, request, self._echo(asked, index, ids), asked, self._services.tokenizer, memory)
+
+    def _memory(self, prompt: Prompt, sent: Sent, asker: Asker, body_bytes: int, *, leads: bool) -> AnswerMemory | None:
+        """For those who will want to know one answer to the prompt; `leads`: the first one."""
+        keepers: list[Keeper] = [] if prompt.end is None else [TokenKeeper(self._services.recent, prompt.end)]
+        if keeper := self._services.explainer.keeper(sent, asker.tenant, body_bytes, leads=leads):
+            keepers.append(keeper)
+        return AnswerMemory(keepers) if keepers else None
 
     def _slo(self, asked: Generation, asker: Asker) -> float | None:
         """Of an answer's first choice: the field's, else the header's, else the server's."""
@@ -267,8 +294,9 @@ class GenerationEndpoint:
                     await reply.write(event)
                 else:
                     last = event
+        told = job.usage(ledger) | self._explained(job, job.num_cached_tokens)
         if job.asked.include_usage:
-            last += encoder.usage(job.usage(ledger))
+            last += encoder.usage(told)
         await reply.write(last + sse.DONE, more=False)
 
     async def _whole(self, job: Job, reply: _Reply) -> None:
@@ -283,7 +311,7 @@ class GenerationEndpoint:
         answer = {
             **job.head.fields(self._api.object()),
             "choices": [self._api.choice(whole, job.asked) for whole in wholes],
-            "usage": job.usage(ledger),
+            "usage": job.usage(ledger) | self._explained(job, job.num_cached_tokens),
         }
         body = msgspec.json.encode(answer)
         headers = ((b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()))
@@ -298,6 +326,12 @@ class GenerationEndpoint:
         ledger = job.stamps.ledger(delta.source, time.monotonic(), waited)
         self._services.collector.first_token(ledger, job.predicted_ttft, job.choices[0].request.slo_ttft)
         return ledger
+
+    def _explained(self, job: Job, num_cached: Sequence[int]) -> dict[str, object]:
+        """Why each prompt missed the prefix cache, by the name that answers have for it; empty if nobody asked."""
+        if not job.explanations:
+            return {}
+        return {"explain": self._services.explainer.told(job.explanations, num_cached, job.head.id)}
 
     @staticmethod
     def _promised(job: Job, ledger: Ledger | None) -> Headers:

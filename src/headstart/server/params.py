@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from headstart.config import ServerConfig
 from headstart.core.request import SamplingParams
@@ -75,6 +77,7 @@ class Generation:
     priority: int = 0
     cache_salt: str = ""
     slo_ttft: float | None = None  # seconds
+    chat: Mapping[str, Any] | None = None  # the fields that a chat's prompt was made from
 
 
 def sampling_params(
@@ -114,6 +117,7 @@ def generation(
     sampling: SamplingParams,
     add_special_tokens: bool,
     echo: bool = False,
+    chat: Mapping[str, Any] | None = None,
 ) -> Generation:
     """What the APIs ask for in the same words, beside what each has read itself. Raises `ApiError` 400."""
     stream, include_usage = _streaming(fields)
@@ -131,6 +135,7 @@ def generation(
         priority=_priority(fields, limits),
         cache_salt=_cache_salt(fields),
         slo_ttft=None if fields.slo_ttft_ms is None else slo_seconds(SLO_FIELD, fields.slo_ttft_ms),
+        chat=chat,
     )
 
 

@@ -13,6 +13,7 @@ from headstart.server.errors import ApiError, Headers, bad_field
 
 SLO_FIELD = "slo_ttft_ms"
 SLO_HEADER = b"x-slo-ttft-ms"
+EXPLAIN_HEADER = b"x-headstart-explain"
 PREDICTED_HEADER = b"x-headstart-predicted-ttft-ms"
 TENANT = "headstart.tenant"  # of an ASGI scope: whose request it is, by its API key
 MOST_MS = 86_400_000.0
@@ -20,15 +21,17 @@ MOST_MS = 86_400_000.0
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Whose a request is, and what its headers ask for. `slo_ttft` in seconds."""
+    """Whose a request is, and what its headers ask for. `slo_ttft`: seconds. `explain`: why the prefix cache missed."""
 
     tenant: str = ""
     slo_ttft: float | None = None
+    explain: bool = False
 
 
 def asker_of(scope: Scope) -> Asker:
-    """Raises `ApiError` 400 for an SLO that is none."""
-    value = next((value for name, value in scope["headers"] if name == SLO_HEADER), None)
+    """Raises `ApiError` 400 for an SLO that is none, and for a switch that is neither on nor off."""
+    headers = dict(reversed(scope["headers"]))  # of several of a name, the first
+    value = headers.get(SLO_HEADER)
     slo = None
     if value is not None:
         name = SLO_HEADER.decode()
@@ -37,7 +40,16 @@ def asker_of(scope: Scope) -> Asker:
         except ValueError:
             raise bad_field(name, "is not a number of milliseconds") from None
         slo = slo_seconds(name, milliseconds)
-    return Asker(scope.get(TENANT, ""), slo)
+    return Asker(scope.get(TENANT, ""), slo, _switch(EXPLAIN_HEADER.decode(), headers.get(EXPLAIN_HEADER, b"0")))
+
+
+def _switch(name: str, value: bytes) -> bool:
+    match value.strip().lower():
+        case b"1" | b"true":
+            return True
+        case b"0" | b"false" | b"":
+            return False
+    raise bad_field(name, "must be 1 or 0")
 
 
 def slo_seconds(name: str, milliseconds: float) -> float:

@@ -12,6 +12,7 @@ from headstart.engine import AsyncEngine, EngineState
 from headstart.hub.generation_config import SamplingDefaults
 from headstart.metrics.collector import Collector, EngineView
 from headstart.server.errors import ApiError, engine_dead, engine_starting, unknown_model
+from headstart.server.explain import Explainer
 from headstart.server.http import default_body_limit
 from headstart.server.messages import ChatPrompts
 from headstart.server.params import Limits
@@ -37,6 +38,7 @@ class Services:
     prompts: ChatPrompts
     collector: Collector
     pool: TextPool
+    explainer: Explainer
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -150,18 +152,23 @@ def make_services(
         return 0 if stats is None else stats.num_waiting
 
     recent = RecentTokens(tokenizer, config.cache.token_memory)
+    collector = Collector(
+        view,
+        version=headstart.__version__,
+        model=served_name(config),
+        token_memory=lambda: recent.num_bytes,
+        explain_memory=lambda: explainer.num_bytes,
+    )
+    pool = TextPool(config.scheduler.max_num_waiting, num_queued)
+    explainer = Explainer(config, pool, collector)
     return Services(
         config=config,
         engine=engine,
         tokenizer=tokenizer,
         recent=recent,
         prompts=ChatPrompts(template),
-        collector=Collector(
-            view,
-            version=headstart.__version__,
-            model=served_name(config),
-            token_memory=lambda: recent.num_bytes,
-        ),
-        pool=TextPool(config.scheduler.max_num_waiting, num_queued),
+        collector=collector,
+        pool=pool,
+        explainer=explainer,
         defaults=defaults,
     )
