@@ -69,13 +69,13 @@ class Explainer:
     def told(
         self, explanations: Sequence[Explanation], num_cached: Sequence[int], answer_id: str
     ) -> list[dict[str, object]]:
-        """For the answer; also counted, and what broke a prefix is logged, without any of its text."""
+        """For the answer; also counted. With `--explain`, what broke a prefix is logged, without any text of it."""
         told = []
         for explanation, count in zip(explanations, num_cached, strict=True):
             fields = explanation.told(count, self._block_size)
             told.append(fields)
             self._collector.explained(str(fields["kind"]))
-            if not fields["harmless"]:
+            if self._always and not fields["harmless"]:
                 total, kind, where = explanation.num_tokens, fields["kind"], fields.get("where", "the prompt")
                 logger.info("%s found %d of %d tokens: %s in %s", answer_id, count, total, kind, where)
         return told
