@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headstart.core.chain import names
-from headstart.core.connector import KVArrival
+from headstart.core.connector import KVArrival, TierState
 from headstart.core.step import BlockFill, BlockSave
 
 Slot = tuple[str, tuple[int, ...]]
@@ -22,6 +22,10 @@ class FakeTier:
     stored: dict[bytes, list[Slot]] = field(default_factory=dict)
     loads: dict[int, list[bytes]] = field(default_factory=dict)
     settled: dict[int, list[bytes]] = field(default_factory=dict)
+    num_dropped_blocks: int = 0
+
+    def tier_states(self) -> tuple[TierState, ...]:
+        return (TierState("ram", True, len(self.stored), 0),)
 
     def match(self, names: Sequence[bytes]) -> int:
         return next((index for index, name in enumerate(names) if name not in self.stored), len(names))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from headstart.config import SchedulerConfig
 from headstart.core.accuracy import Accuracy
 from headstart.core.budget import work_of
-from headstart.core.connector import KVArrival, KVConnector
+from headstart.core.connector import KVArrival, KVConnector, TierState
 from headstart.core.cost import CostModel, StepWork
 from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, RequestTooLong, SloMiss
 from headstart.core.events import (
@@ -77,6 +77,7 @@ class CoreStats:
     `prefill_steps[i]`: steps since the start that computed at most `PREFILL_STEP_TOKENS[i]` prompt tokens, and more
     than the class before; those without any are in none.
     `step_ratios`: steps by predicted over real time, in the buckets of `core.accuracy`; and the ratios' sum.
+    `tier_dropped_blocks`: since the start, blocks that left the prefix cache faster than a tier could keep them.
     """
 
     num_running: int
@@ -99,6 +100,8 @@ class CoreStats:
     prompt_tokens_loaded: int = 0
     loads: int = 0
     loads_cut_short: int = 0
+    tiers: tuple[TierState, ...] = ()
+    tier_dropped_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +313,8 @@ class EngineCore:
             prefill_steps=tuple(self._prefill_steps),
             step_ratios=self._accuracy.counts,
             step_ratios_sum=self._accuracy.total,
+            tiers=() if self._connector is None else self._connector.tier_states(),
+            tier_dropped_blocks=0 if self._connector is None else self._connector.num_dropped_blocks,
             **{item.name: getattr(self._counters, item.name) for item in fields(CoreCounters)},
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headstart.core.connector import KVArrival
+from headstart.core.connector import KVArrival, TierState
 from headstart.core.step import BlockFill, BlockSave
 from headstart.kv import KVPool
 from headstart.kv.tiers import RamTier, TierConnector
@@ -51,7 +51,7 @@ def test_saved_blocks_come_back_layer_by_layer(pool: KVPool) -> None:
     connector.save([BlockSave(block_id, NAMES[block_id]) for block_id in range(5)])
     assert connector.stores(NAMES[4])
     until(lambda: connector.match(NAMES) == 5)
-    assert connector.num_blocks == 5
+    assert connector.tier_states() == (TierState("ram", True, 5, 5 * pool.data[:, 0].nbytes),)
     pool.data.zero_()
     connector.load(7, NAMES[:5])
     assert arrivals_of(connector)[-1] == KVArrival(7, 5, True)
