@@ -10,6 +10,7 @@ from headstart.core import chain
 from headstart.core.connector import KVArrival
 from headstart.core.events import LoadBegan, LoadEnded
 from headstart.core.request import FinishReason
+from headstart.core.step import SchedulerOutput
 from tests.core.fake_tier import FakeTier
 from tests.core.harness import Driver, expected_tokens, make_core, make_spec, prompt
 
@@ -181,6 +182,43 @@ def test_what_no_step_has_filled_in_yet_is_not_kept_at_the_end() -> None:
     assert not names & {save.name for save in driver.core.cached_blocks()}
     driver.core.finish_step(driver.worker.execute(step), driver.now + 1)
     assert names <= {save.name for save in driver.core.cached_blocks()}
+
+
+def test_what_is_evicted_by_the_step_that_fills_it_is_not_saved() -> None:
+    """The block holds something else when saves are made. The tier has lost what it gave, so it would take it."""
+    tier = FakeTier(4)
+    driver = evicted(tier)
+
+    def quick_step() -> SchedulerOutput:
+        step = driver.core.begin_step(driver.now)
+        assert step is not None
+        driver.now += 0.001  # the load keeps pace
+        driver.take(driver.core.finish_step(driver.worker.execute(step), driver.now))
+        driver.core.check_invariants()
+        return step
+
+    others = [make_spec(name, prompt(14, 2 + index), max_tokens=12) for index, name in enumerate(("one", "two"))]
+    again = make_spec("again", PROMPT[:21], max_tokens=2, arrival=1.0)  # five blocks to load and a last one
+    for spec in others:
+        driver.add(spec)
+    quick_step()
+    driver.add(again)
+    quick_step()
+    arrive(driver, tier, 4)
+    while driver.core.stats().num_free_blocks:
+        quick_step()
+    for _ in range(3):
+        quick_step()
+    arrive(driver, tier, ended=True)
+    tier.stored.clear()
+    step = quick_step()  # the worker checks what it saves
+    filled = {block_id for fill in step.fills for block_id in fill.block_ids}
+    assert filled & {block_id for chunk in step.chunks for block_id in chunk.block_ids}, "they took what it had"
+    assert driver.core.stats().preemptions == 1
+    assert not step.saves
+    driver.drain()
+    for spec in (*others, again):
+        assert driver.outputs[spec.request_id] == expected_tokens(spec, vocab_size=7, max_model_len=64)[0]
 
 
 def test_the_whole_cache_best_first() -> None:
