@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from headstart.config import Config, ConfigError
-from headstart.core.engine_core import CoreStats
 from headstart.core.request import EngineRequest, FinishReason, SamplingParams
+from headstart.core.stats import CoreStats
 from headstart.core.step import RequestOutput, TokenLogprob
 from headstart.engine.inprocess import InProcessEngine
 from headstart.engine.ipc import EngineInfo

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.core.connector import TierState
-from headstart.core.engine_core import CoreStats
 from headstart.core.request import EngineRequest, FinishReason, SamplingParams
+from headstart.core.stats import CoreStats
 from headstart.core.step import RequestOutput, TokenLogprob
 from headstart.engine import ipc
 from headstart.engine.ipc import (

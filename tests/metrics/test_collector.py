@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headstart.core.accuracy import Accuracy
 from headstart.core.connector import TierState
-from headstart.core.engine_core import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.request import FinishReason
+from headstart.core.stats import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.step import RequestOutput
 from headstart.metrics.collector import Collector, EngineView
 from headstart.metrics.ledger import PARTS

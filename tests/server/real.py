@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.config import CacheConfig, Config, ModelConfig, SchedulerConfig
-from headstart.core.engine_core import CoreStats
+from headstart.core.stats import CoreStats
 from headstart.engine import AsyncEngine
 from headstart.hub import files_of_folder
 from headstart.launch import launch_engine

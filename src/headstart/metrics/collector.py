@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from headstart.core.accuracy import RATIOS
 from headstart.core.connector import TierState
-from headstart.core.engine_core import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.request import FinishReason
+from headstart.core.stats import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.step import RequestOutput
 from headstart.metrics.ledger import PARTS, Ledger
 from headstart.metrics.prometheus import (
