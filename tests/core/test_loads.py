@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from headstart.core import chain
 from headstart.core.connector import KVArrival
+from headstart.core.errors import SloMiss
 from headstart.core.events import LoadBegan, LoadEnded
 from headstart.core.request import FinishReason
 from headstart.core.step import SchedulerOutput
@@ -82,6 +83,43 @@ def test_an_estimate_counts_the_load() -> None:
     assert found.num_cached_tokens == 32
     assert found.load_seconds == pytest.approx(0.008)
     assert found.seconds >= found.load_seconds + found.prefill_seconds
+
+
+def loading(tier: FakeTier, *, slo: float | None = None, **scheduler: object) -> Driver:
+    """A request loads four blocks, in 12 ms, and has 17 tokens to compute then."""
+    driver = evicted(tier, **scheduler)
+    for name in chain.names("", PROMPT, 4, 8)[4:]:
+        del tier.stored[name]
+    driver.add(make_spec("again", PROMPT, max_tokens=1, arrival=driver.now, slo_ttft=slo))
+    assert driver.core.begin_step(driver.now) is None
+    assert driver.core.stats().num_loading == 1
+    return driver
+
+
+def test_what_a_loading_request_has_left_to_compute_counts_for_those_behind_it() -> None:
+    driver = loading(FakeTier(4, seconds_per_block=0.003))
+    longer = driver.core.estimate(make_spec("longer", prompt(27, 2), arrival=driver.now), driver.now)
+    assert longer.num_ahead == 1
+    assert longer.queue_seconds == pytest.approx(1.017), "a step, and its 17 tokens"
+    shorter = driver.core.estimate(make_spec("shorter", prompt(3, 3), arrival=driver.now), driver.now)
+    assert (shorter.num_ahead, shorter.queue_seconds) == (0, 0)
+    hardly = driver.core.estimate(make_spec("hardly shorter", prompt(16, 3), arrival=driver.now), driver.now)
+    assert hardly.num_ahead == 1, "the other was there first: its turn is after that one's"
+    full = loading(FakeTier(4, seconds_per_block=0.003), max_num_seqs=1)
+    waits = full.core.estimate(make_spec("longer", prompt(27, 2), arrival=full.now), full.now)
+    assert waits.queue_seconds > longer.queue_seconds + 0.5, "until the other's answer is at its end"
+
+
+def test_a_newcomer_who_would_break_a_loading_requests_promise_is_refused() -> None:
+    """Predicted for 1.029 s; a newcomer that goes first computes for 1.003 s, 0.991 s of them after the load."""
+    for slo, fits in ((2.03, True), (2.01, False)):
+        driver = loading(FakeTier(4, seconds_per_block=0.003), slo=slo, on_slo_miss="reject")
+        newcomer = make_spec("newcomer", prompt(3, 3), max_tokens=1, arrival=driver.now, slo_ttft=9.0)
+        if fits:
+            driver.add(newcomer)
+        else:
+            with pytest.raises(SloMiss):
+                driver.add(newcomer)
 
 
 def test_a_load_that_ends_early_is_used_as_far_as_it_came() -> None:

@@ -29,7 +29,8 @@ from headstart.core.kv_cache_manager import KVCacheManager
 from headstart.core.loads import Loads
 from headstart.core.promises import Promises
 from headstart.core.request import EngineRequest, FinishReason, Request, RequestStatus
-from headstart.core.scheduler import Schedule, Scheduler
+from headstart.core.schedule import Schedule
+from headstart.core.scheduler import Scheduler
 from headstart.core.stats import CoreCounters, CoreStats
 from headstart.core.step import (
     BlockSave,
@@ -122,7 +123,7 @@ class EngineCore:
     def estimate(self, spec: EngineRequest, now: float) -> Forecast:
         """What `add_request` would predict now; nothing is added. Raises `RequestRefused` for what can never run."""
         self._check_length(spec)
-        return self._promises.forecast(self._make_request(spec), self._in_flight.seconds_left(now))
+        return self._promises.forecast(self._make_request(spec), now, self._in_flight.seconds_left(now))
 
     def abort(self, request_id: str, now: float) -> None:
         """End a request in whatever state it is; an id that is not alive is ignored (it may have just finished)."""

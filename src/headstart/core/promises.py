@@ -12,7 +12,7 @@ from headstart.core.errors import SloMiss
 from headstart.core.forecast import Forecast, Line, Margin, forecast
 from headstart.core.kv_cache_manager import KVCacheManager
 from headstart.core.request import Request
-from headstart.core.scheduler import Scheduler, work_of_decodes
+from headstart.core.scheduler import Scheduler
 
 _FIRST_GUESS_OF_TOKENS = 128.0  # of an answer, before any has ended
 _USUAL_TOKENS_RATE = 0.05
@@ -29,20 +29,21 @@ class Promises:
         self._margin = Margin()
         self._usual_tokens = _FIRST_GUESS_OF_TOKENS
 
-    def forecast(self, request: Request, step_left: float) -> Forecast:
+    def forecast(self, request: Request, now: float, step_left: float) -> Forecast:
         """Of a request that was not added yet; gives it the key that it would have."""
         size = self._kv.block_size
-        view = self._scheduler.view_of(request)
+        view = self._scheduler.view_of(request, now)
         room = -(-request.num_tokens // size) - view.num_held_blocks
         seats = self._config.max_num_seqs - self._scheduler.num_running - self._scheduler.num_loading
         line = Line(
             step_left=step_left,
-            decodes=work_of_decodes(view.decodes),
+            decodes=view.decodes,
             tokens_left=[max(1.0, min(most, self._usual_tokens - done)) for done, most in view.answers],
             usual_tokens=self._usual_tokens,
             ahead=view.num_ahead,
             seconds_ahead=view.seconds_ahead,
-            seats=seats if self._kv.num_free_blocks >= room else 0,
+            seats=(seats if self._kv.num_free_blocks >= room else 0) + view.num_seated_ahead,
+            loading=view.loading,
         )
         return forecast(
             self._config,
@@ -59,7 +60,7 @@ class Promises:
 
         Raises `SloMiss` where it is not to be let in.
         """
-        found = self.forecast(request, step_left)
+        found = self.forecast(request, now, step_left)
         request.added_time, request.forecast_time = now, now + found.seconds
         request.expected_time = request.forecast_time
         if self._config.on_slo_miss == "reject":
@@ -83,12 +84,16 @@ class Promises:
             late = now + found.seconds * factor - (spec.arrival_time + spec.slo_ttft)
             if late > 0:
                 raise SloMiss(request.forecast_time - spec.arrival_time, spec.slo_ttft, late)
-        behind = self._scheduler.behind(request)
-        for other in behind:
+        # While another's KV is loading, nobody puts it off.
+        behind = [
+            (other, min(found.compute_seconds, max(0.0, found.seconds - load_left)))
+            for other, load_left in self._scheduler.behind(request, now)
+        ]
+        for other, delay in behind:
             if other.spec.slo_ttft is not None and spec.slo_ttft is not None:
                 due = other.spec.arrival_time + other.spec.slo_ttft
-                put_off = now + (other.expected_time - now + found.compute_seconds) * factor
+                put_off = now + (other.expected_time - now + delay) * factor
                 if put_off > due >= now + (other.expected_time - now) * factor:
                     raise SloMiss(request.forecast_time - spec.arrival_time, spec.slo_ttft, put_off - due)
-        for other in behind:
-            other.expected_time += found.compute_seconds
+        for other, delay in behind:
+            other.expected_time += delay

@@ -16,7 +16,7 @@ from headstart.core.budget import work_of
 from headstart.core.cost import CostModel, StepWork
 from headstart.core.events import StepRetired
 from headstart.core.request import RequestStatus
-from headstart.core.scheduler import Schedule, work_of_decodes
+from headstart.core.schedule import Schedule, work_of_decodes
 from headstart.core.stats import PREFILL_STEP_TOKENS, CoreCounters
 from headstart.core.step import ScheduledChunk
 
@@ -118,7 +118,7 @@ class StepsInFlight:
 
 def _work_of(granted: Schedule) -> StepWork:
     num_decodes = granted.num_decodes
-    work = work_of_decodes(granted.chunks[:num_decodes])
+    work = work_of_decodes([chunk.start for chunk in granted.chunks[:num_decodes]])
     for chunk in granted.chunks[num_decodes:]:
         work = work.with_prefill(chunk.start, chunk.num_scheduled_tokens, chunk.samples)
     return work
