@@ -42,7 +42,6 @@ HELP = {
     "kv_disk_size": "Most that its files take. [default: 16GiB]",
     "prefix_cache": "Reuse the KV blocks of shared prefixes.",
     "policy": "Who goes first: srpf (shortest uncached prefill, with ageing), fcfs (arrival) or edf (deadline).",
-    "token_memory": "Memory for the tokens of recent texts, such as 64MiB, so that a next turn tokenizes its end only.",
     "max_num_batched_tokens": "Tokens in a step, at most.",
     "slo_tpot_ms": "What a step that also decodes may take: lower means smaller gaps in running streams.",
     "max_chunk_ms": "What a step without decodes may take: lower means that newcomers wait less.",
@@ -67,6 +66,7 @@ HELP = {
     "max_logprobs": "Largest top_logprobs.",
     "max_priority": "Requests may ask for a priority from -N (goes first) to N.",
     "default_max_tokens": "Answer length when a request names none. [default: up to the context]",
+    "token_memory": "Memory for the tokens of recent texts, such as 64MiB, so that a next turn tokenizes its end only.",
     "step_log": "File that every step is appended to, as JSON: its work, how long it took, how long it was thought to.",
     "log_level": "How much the server logs.",
 }

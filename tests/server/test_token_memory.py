@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from headstart.config import CacheConfig, Config, ModelConfig
+from headstart.config import CacheConfig, Config, ModelConfig, ServerConfig
 from headstart.core.request import EngineRequest
 from headstart.engine import AsyncEngine
 from headstart.hub import files_of_folder
@@ -81,7 +81,7 @@ def begin(text_side: TextSide) -> Iterator[Begin]:
             end = text_side.tokenizer.eos_token_ids[0]
             engine = ScriptedEngine(answer or (lambda request: (*byte_by_byte(ANSWER), end)), batch=batch)
             template = template_of(text_side.tokenizer)
-            config = Config(model=ModelConfig(model=MODEL), cache=CacheConfig(token_memory=token_memory))
+            config = Config(model=ModelConfig(model=MODEL), server=ServerConfig(token_memory=token_memory))
             make = lambda: create_app(engine, text_side.tokenizer, template, config)  # type: ignore[arg-type]  # noqa: E731
             return Talk(stack.enter_context(serving(make)), engine, text_side.tokenizer, template)
 
@@ -326,7 +326,9 @@ class Real:
 def serve_stories(stack: ExitStack, folder: Path, token_memory: int) -> Real:
     """A real engine behind it."""
     model = ModelConfig(model=str(make_stories_folder(folder)), served_model_name=MODEL, threads=1, quantization="none")
-    config = Config(model=model, cache=CacheConfig(kv_cache_memory=4 << 20, token_memory=token_memory))
+    config = Config(
+        model=model, cache=CacheConfig(kv_cache_memory=4 << 20), server=ServerConfig(token_memory=token_memory)
+    )
     files = files_of_folder(folder)
     tokenizer = Tokenizer.load(files)
     engines: list[AsyncEngine] = []
