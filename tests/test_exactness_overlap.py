@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from headstart.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from headstart.core.cost import LinearCosts
-from headstart.core.engine_core import CoreStats, EngineCore
+from headstart.core.engine_core import EngineCore
 from headstart.core.request import EngineRequest, FinishReason, SamplingParams
+from headstart.core.stats import CoreStats
 from headstart.core.step import ModelOutput, SchedulerOutput
 from headstart.engine.inprocess import InProcessEngine
 from headstart.executor.base import ExecutorInfo

@@ -50,7 +50,6 @@ class CacheConfig:
     kv_ram: int | None = None  # bytes of host memory for blocks that leave an accelerator's pool
     kv_disk: str | None = None  # a folder for blocks that leave memory, and those of the last run
     kv_disk_size: int | None = None  # bytes of its files; None: DEFAULT_KV_DISK_SIZE where there is a folder
-    token_memory: int = 64 << 20  # bytes of token ids of recent texts, kept by the server; 0: every prompt is tokenized
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +92,7 @@ class ServerConfig:
     max_logprobs: int = 20
     max_priority: int = 10  # requests may ask for -max_priority (first) to max_priority
     default_max_tokens: int | None = None  # None: up to the context
+    token_memory: int = 64 << 20  # bytes of token ids of recent texts; 0: every prompt is tokenized in full
     explain: bool = False  # every answer says why its prompt missed the prefix cache, not only where a header asks
     explain_memory: int = 32 << 20  # bytes of recent prompts that new ones are compared with for that; 0: none
     step_log: str | None = None  # a file that each step is appended to: work, predicted and real time
@@ -114,8 +114,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "kv_cache_memory": (1 << 16, 1 << 50),
     "kv_ram": (1 << 16, 1 << 50),
     "kv_disk_size": (1 << 16, 1 << 60),
-    "token_memory": (0, 1 << 40),
-    "explain_memory": (0, 1 << 40),
     "max_num_batched_tokens": (1, 1_000_000),
     "slo_tpot_ms": (1, 3_600_000),
     "max_chunk_ms": (1, 3_600_000),
@@ -135,6 +133,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_logprobs": (0, 1000),
     "max_priority": (0, 1_000_000),
     "default_max_tokens": (1, 10_000_000),
+    "token_memory": (0, 1 << 40),
+    "explain_memory": (0, 1 << 40),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "device": get_args(Device),

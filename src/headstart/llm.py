@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from headstart.config import Config, ConfigError
-from headstart.core.engine_core import CoreStats
 from headstart.core.request import EngineRequest, FinishReason, SamplingParams
+from headstart.core.stats import CoreStats
 from headstart.core.step import RequestOutput, TokenLogprob
 from headstart.engine.inprocess import InProcessEngine
 from headstart.engine.ipc import EngineInfo
@@ -27,7 +27,11 @@ from headstart.text import Detokenizer
 
 Prompt = str | Sequence[int]
 
-_OPTIONS = tuple(setting.name for setting in SETTINGS if setting.section != "server")
+# Settings whose only effect is on what the server offers, promises or watches over.
+_OF_THE_SERVER = {setting.name for setting in SETTINGS if setting.section == "server"} | {
+    *("served_model_name", "generation_config", "on_slo_miss", "priority_step_ms", "step_timeout_s"),
+}
+_OPTIONS = tuple(setting.name for setting in SETTINGS if setting.name not in _OF_THE_SERVER)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,8 +59,8 @@ class LLM(AbstractContextManager["LLM"]):
 
     Args: `model` (folder, .gguf file, hub id or built-in alias; default: the built-in one), and by keyword what the
     [model], [cache] and [scheduler] sections of the configuration hold, for example `max_model_len`,
-    `kv_cache_memory`, `max_num_seqs`. Raises `ConfigError`, `ModelError` or `StartupError`, each with one line.
-    Not thread-safe. Use it as a context manager, or call `close`.
+    `kv_cache_memory`, `max_num_seqs`; settings that do nothing without a server are refused. Raises `ConfigError`,
+    `ModelError` or `StartupError`, each with one line. Not thread-safe. Use it as a context manager, or call `close`.
     """
 
     def __init__(self, model: str | None = None, *, progress: Progress | None = None, **options: Any) -> None:
@@ -178,6 +182,8 @@ class _Draft:
 
 def _settle(options: Mapping[str, Any]) -> Config:
     for name in options:
+        if name in _OF_THE_SERVER:
+            raise ConfigError(f"{name} is a setting of the server and does nothing here; leave it out")
         if name not in _OPTIONS:
             raise ConfigError(f"unknown option {name}; {did_you_mean(name, _OPTIONS)}")
     given = {name: from_value(name, value) for name, value in options.items() if value is not None}

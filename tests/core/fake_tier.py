@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headstart.core.chain import names
-from headstart.core.connector import KVArrival
+from headstart.core.connector import KVArrival, TierState
 from headstart.core.step import BlockFill, BlockSave
 
 Slot = tuple[str, tuple[int, ...]]
@@ -21,7 +21,11 @@ class FakeTier:
     seconds_to_news: float = 0.0
     stored: dict[bytes, list[Slot]] = field(default_factory=dict)
     loads: dict[int, list[bytes]] = field(default_factory=dict)
-    settled: dict[int, list[bytes]] = field(default_factory=dict)
+    staged: dict[int, list[list[Slot]]] = field(default_factory=dict)
+    num_dropped_blocks: int = 0
+
+    def tier_states(self) -> tuple[TierState, ...]:
+        return (TierState("ram", True, len(self.stored), 0),)
 
     def match(self, names: Sequence[bytes]) -> int:
         return next((index for index, name in enumerate(names) if name not in self.stored), len(names))
@@ -36,11 +40,12 @@ class FakeTier:
         assert load_id not in self.loads
         assert names
         self.loads[load_id] = list(names)
+        self.staged[load_id] = [self.stored[name] for name in names]
 
     def settle(self, load_id: int, num_blocks: int) -> None:
-        names = self.loads.pop(load_id)
-        if num_blocks:
-            self.settled[load_id] = names[:num_blocks]
+        del self.loads[load_id]
+        if not num_blocks:
+            del self.staged[load_id]
 
     def all_arrived(self) -> list[KVArrival]:
         return [KVArrival(load_id, len(names), True) for load_id, names in self.loads.items()]
@@ -56,7 +61,7 @@ class FakeTier:
 
     def fill(self, fills: Sequence[BlockFill], slots: dict[tuple[int, int], Slot]) -> None:
         for load_id, block_ids in fills:
-            for name, block_id in zip(self.settled.pop(load_id), block_ids, strict=True):
+            for held, block_id in zip(self.staged.pop(load_id), block_ids, strict=False):
                 if block_id >= 0:
-                    for index, slot in enumerate(self.stored[name]):
+                    for index, slot in enumerate(held):
                         slots[block_id, index] = slot

@@ -206,12 +206,9 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tier is not None and self.tier.stored)
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
-        """The tier gives a block up; what it is just loading, it keeps until then."""
+        """The tier gives a block up; what it has staged of it stays so."""
         assert self.tier is not None
-        in_use = {name for names in (*self.tier.loads.values(), *self.tier.settled.values()) for name in names}
-        free = sorted(self.tier.stored.keys() - in_use)
-        if free:
-            del self.tier.stored[data.draw(st.sampled_from(free))]
+        del self.tier.stored[data.draw(st.sampled_from(sorted(self.tier.stored)))]
 
     @precondition(lambda self: self.specs)
     @rule(data=st.data())

@@ -60,6 +60,17 @@ def test_without_a_seat_it_waits_for_answers_to_end() -> None:
     assert seconds(100, **full, ahead=8) > seconds(100, **full) + 100 * 0.05, "as many again as are running"
 
 
+def test_who_loads_its_prefix_goes_before_it_once_that_is_there() -> None:
+    alone = seconds(100)
+    assert seconds(100, loading=[(0.05, 0.03)]) == pytest.approx(alone + 0.03 + 0.01)
+    assert seconds(100, loading=[(alone, 0.03)]) == alone, "the newcomer is through before the load is"
+    both = seconds(100, ahead=2, seconds_ahead=0.06)
+    assert seconds(100, loading=[(alone + 0.01, 0.03), (0.05, 0.03)]) == both, "the one delays it until the other"
+    full = {"loading": [(0.05, 0.03)], "decodes": StepWork(num_decodes=1, num_samples=1), "tokens_left": [9.0]}
+    assert seconds(100, **full, seats=1) == seconds(100, **full, seats=2), "it has its seat"
+    assert seconds(100, **full, seats=0) > seconds(100, **full, seats=1)
+
+
 @given(st.integers(0, 1 << 32), st.floats(0.3, 1.5), st.floats(0.0, 1.0))
 def test_the_margin_covers_most_of_what_comes(seed: int, least: float, spread: float) -> None:
     rng = random.Random(seed)
@@ -151,6 +162,18 @@ class TestReject:
         driver.add(make_spec("a", prompt(100), slo_ttft=0.1))
         driver.drain()
         assert driver.finished["a"].error is None
+
+
+def test_half_done_prefills_ahead_have_their_seats() -> None:
+    """What they take is their prefill; no answer has to end for them."""
+    driver = Driver.of(make_core(num_blocks=128, chunk=64, mixed=64, max_num_seqs=3))
+    driver.add(make_spec("one", prompt(60), max_tokens=50))
+    driver.step()
+    driver.add(make_spec("two", prompt(100, 1), max_tokens=50))
+    driver.step()
+    found = driver.core.estimate(make_spec("new", prompt(200, 2)), driver.now)
+    assert found.num_ahead == 1
+    assert found.queue_seconds < 3, "there is a seat"
 
 
 @pytest.mark.parametrize(("slo", "first"), [(None, "early"), (2.0, "late")])

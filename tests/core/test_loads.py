@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from headstart.core import chain
 from headstart.core.connector import KVArrival
+from headstart.core.errors import SloMiss
 from headstart.core.events import LoadBegan, LoadEnded
 from headstart.core.request import FinishReason
+from headstart.core.step import SchedulerOutput
 from tests.core.fake_tier import FakeTier
 from tests.core.harness import Driver, expected_tokens, make_core, make_spec, prompt
 
@@ -81,6 +83,43 @@ def test_an_estimate_counts_the_load() -> None:
     assert found.num_cached_tokens == 32
     assert found.load_seconds == pytest.approx(0.008)
     assert found.seconds >= found.load_seconds + found.prefill_seconds
+
+
+def loading(tier: FakeTier, *, slo: float | None = None, **scheduler: object) -> Driver:
+    """A request loads four blocks, in 12 ms, and has 17 tokens to compute then."""
+    driver = evicted(tier, **scheduler)
+    for name in chain.names("", PROMPT, 4, 8)[4:]:
+        del tier.stored[name]
+    driver.add(make_spec("again", PROMPT, max_tokens=1, arrival=driver.now, slo_ttft=slo))
+    assert driver.core.begin_step(driver.now) is None
+    assert driver.core.stats().num_loading == 1
+    return driver
+
+
+def test_what_a_loading_request_has_left_to_compute_counts_for_those_behind_it() -> None:
+    driver = loading(FakeTier(4, seconds_per_block=0.003))
+    longer = driver.core.estimate(make_spec("longer", prompt(27, 2), arrival=driver.now), driver.now)
+    assert longer.num_ahead == 1
+    assert longer.queue_seconds == pytest.approx(1.017), "a step, and its 17 tokens"
+    shorter = driver.core.estimate(make_spec("shorter", prompt(3, 3), arrival=driver.now), driver.now)
+    assert (shorter.num_ahead, shorter.queue_seconds) == (0, 0)
+    hardly = driver.core.estimate(make_spec("hardly shorter", prompt(16, 3), arrival=driver.now), driver.now)
+    assert hardly.num_ahead == 1, "the other was there first: its turn is after that one's"
+    full = loading(FakeTier(4, seconds_per_block=0.003), max_num_seqs=1)
+    waits = full.core.estimate(make_spec("longer", prompt(27, 2), arrival=full.now), full.now)
+    assert waits.queue_seconds > longer.queue_seconds + 0.5, "until the other's answer is at its end"
+
+
+def test_a_newcomer_who_would_break_a_loading_requests_promise_is_refused() -> None:
+    """Predicted for 1.029 s; a newcomer that goes first computes for 1.003 s, 0.991 s of them after the load."""
+    for slo, fits in ((2.03, True), (2.01, False)):
+        driver = loading(FakeTier(4, seconds_per_block=0.003), slo=slo, on_slo_miss="reject")
+        newcomer = make_spec("newcomer", prompt(3, 3), max_tokens=1, arrival=driver.now, slo_ttft=9.0)
+        if fits:
+            driver.add(newcomer)
+        else:
+            with pytest.raises(SloMiss):
+                driver.add(newcomer)
 
 
 def test_a_load_that_ends_early_is_used_as_far_as_it_came() -> None:
@@ -181,6 +220,43 @@ def test_what_no_step_has_filled_in_yet_is_not_kept_at_the_end() -> None:
     assert not names & {save.name for save in driver.core.cached_blocks()}
     driver.core.finish_step(driver.worker.execute(step), driver.now + 1)
     assert names <= {save.name for save in driver.core.cached_blocks()}
+
+
+def test_what_is_evicted_by_the_step_that_fills_it_is_not_saved() -> None:
+    """The block holds something else when saves are made. The tier has lost what it gave, so it would take it."""
+    tier = FakeTier(4)
+    driver = evicted(tier)
+
+    def quick_step() -> SchedulerOutput:
+        step = driver.core.begin_step(driver.now)
+        assert step is not None
+        driver.now += 0.001  # the load keeps pace
+        driver.take(driver.core.finish_step(driver.worker.execute(step), driver.now))
+        driver.core.check_invariants()
+        return step
+
+    others = [make_spec(name, prompt(14, 2 + index), max_tokens=12) for index, name in enumerate(("one", "two"))]
+    again = make_spec("again", PROMPT[:21], max_tokens=2, arrival=1.0)  # five blocks to load and a last one
+    for spec in others:
+        driver.add(spec)
+    quick_step()
+    driver.add(again)
+    quick_step()
+    arrive(driver, tier, 4)
+    while driver.core.stats().num_free_blocks:
+        quick_step()
+    for _ in range(3):
+        quick_step()
+    arrive(driver, tier, ended=True)
+    tier.stored.clear()
+    step = quick_step()  # the worker checks what it saves
+    filled = {block_id for fill in step.fills for block_id in fill.block_ids}
+    assert filled & {block_id for chunk in step.chunks for block_id in chunk.block_ids}, "they took what it had"
+    assert driver.core.stats().preemptions == 1
+    assert not step.saves
+    driver.drain()
+    for spec in (*others, again):
+        assert driver.outputs[spec.request_id] == expected_tokens(spec, vocab_size=7, max_model_len=64)[0]
 
 
 def test_the_whole_cache_best_first() -> None:

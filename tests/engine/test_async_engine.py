@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from headstart.config import SchedulerConfig
-from headstart.core.engine_core import CoreStats
 from headstart.core.request import EngineRequest, FinishReason, SamplingParams
+from headstart.core.stats import CoreStats
 from headstart.core.step import RequestOutput
 from headstart.engine import (
     AsyncEngine,

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.core.engine_core import CoreStats
+from headstart.core.connector import TierState
 from headstart.core.request import EngineRequest, FinishReason, SamplingParams
+from headstart.core.stats import CoreStats
 from headstart.core.step import RequestOutput, TokenLogprob
 from headstart.engine import ipc
 from headstart.engine.ipc import (
@@ -82,7 +83,10 @@ histograms = {
     "step_ratios": st.lists(counts, max_size=30).map(tuple),
     "step_ratios_sum": st.floats(0, 1e9),
 }
-stats = st.builds(CoreStats, **{item.name: counts for item in dataclasses.fields(CoreStats)} | histograms)
+tiers = st.lists(st.builds(TierState, names, st.booleans(), counts, counts), max_size=2).map(tuple)
+stats = st.builds(
+    CoreStats, **{item.name: counts for item in dataclasses.fields(CoreStats)} | histograms | {"tiers": tiers}
+)
 infos = st.builds(EngineInfo, counts, counts, counts, counts, st.booleans(), names)
 to_engine = st.one_of(
     st.builds(Add, requests),

@@ -189,8 +189,9 @@ def test_offline_chat_takes_control_tokens_in_messages_as_text(llm: LLM) -> None
 def test_offline_options_are_checked(model: Path, llm: LLM) -> None:
     with pytest.raises(ConfigError, match="did you mean max_num_seqs"):
         LLM(str(model), max_num_seq=3)
-    with pytest.raises(ConfigError, match="unknown option port"):
-        LLM(str(model), port=3)
+    for name in ("port", "token_memory", "served_model_name", "on_slo_miss"):
+        with pytest.raises(ConfigError, match=f"{name} is a setting of the server .* leave it out"):
+            LLM(str(model), **{name: 3})
     with pytest.raises(ConfigError, match=r"kv_cache_memory: 'two' is not a size"):
         LLM(str(model), kv_cache_memory="two")
     with pytest.raises(ConfigError, match=r"threads: '2' is not a whole number"):

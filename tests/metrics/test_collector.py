@@ -9,8 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headstart.core.accuracy import Accuracy
-from headstart.core.engine_core import PREFILL_STEP_TOKENS, CoreStats
+from headstart.core.connector import TierState
 from headstart.core.request import FinishReason
+from headstart.core.stats import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.step import RequestOutput
 from headstart.metrics.collector import Collector, EngineView
 from headstart.metrics.ledger import PARTS
@@ -121,6 +122,16 @@ def test_stats_are_asked_for_at_each_reading() -> None:
     found = Collector(lambda: EngineView(True, now[0]), version="1", model="m")
     now[0] = dataclasses.replace(STATS, num_running=7)
     assert samples(found)["headstart_num_requests_running",] == 7
+
+
+def test_tiers_one_by_one_and_none_where_there_is_none() -> None:
+    tiers = (TierState("ram", True, 3, 300), TierState("disk", False, 0, 900))
+    values = samples(collector(dataclasses.replace(STATS, tiers=tiers, tier_dropped_blocks=7)))
+    kinds = ("up", "blocks", "bytes")
+    assert [values[f"headstart_kv_tier_{kind}", "ram"] for kind in kinds] == [1, 3, 300]
+    assert [values[f"headstart_kv_tier_{kind}", "disk"] for kind in kinds] == [0, 0, 900]
+    assert values["headstart_kv_tier_dropped_blocks_total",] == 7
+    assert not [name for name, *_ in samples(collector()) if "tier" in name]
 
 
 def test_the_chunk_sizes_are_a_histogram() -> None:

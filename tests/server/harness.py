@@ -16,8 +16,8 @@ import httpx
 import uvloop
 
 from headstart.config import Config, ModelConfig, SchedulerConfig, ServerConfig
-from headstart.core.engine_core import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.request import EngineRequest, FinishReason
+from headstart.core.stats import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.step import RequestOutput, TokenLogprob
 from headstart.engine import EngineInfo, EngineState, RequestTooLong, Reservation
 from headstart.server import create_app, listen, make_server, url_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.config import CacheConfig, Config, ModelConfig, SchedulerConfig
-from headstart.core.engine_core import CoreStats
+from headstart.core.stats import CoreStats
 from headstart.engine import AsyncEngine
 from headstart.hub import files_of_folder
 from headstart.launch import launch_engine
@@ -32,13 +32,15 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving_stories(folder: Path, scheduler: SchedulerConfig, *, kv_cache_memory: int = 8 << 20) -> Iterator[Served]:
+def serving_stories(
+    folder: Path, scheduler: SchedulerConfig, *, kv_cache_memory: int = 8 << 20, kv_disk: Path | None = None
+) -> Iterator[Served]:
     """Serve the model as `stories`, made in `folder`; the block begins when the engine is ready."""
     config = Config(
         model=ModelConfig(
             model=str(make_stories_folder(folder)), served_model_name="stories", threads=1, quantization="none"
         ),
-        cache=CacheConfig(kv_cache_memory=kv_cache_memory),
+        cache=CacheConfig(kv_cache_memory=kv_cache_memory, kv_disk=None if kv_disk is None else str(kv_disk)),
         scheduler=scheduler,
     )
     files = files_of_folder(folder)

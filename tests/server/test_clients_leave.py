@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headstart.config import SchedulerConfig
-from headstart.core.engine_core import CoreStats
+from headstart.core.stats import CoreStats
 from tests.server.real import Served, serving_stories
 
 WAVES = 20

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.config import CacheConfig, Config, ModelConfig
+from headstart.config import CacheConfig, Config, ModelConfig, ServerConfig
 from headstart.core.request import EngineRequest
 from headstart.server import create_app
 from headstart.text import ChatTemplate, Tokenizer
@@ -63,7 +63,7 @@ def begin(text_side: TextSide) -> Iterator[Begin]:
             end = text_side.tokenizer.eos_token_ids[0]
             engine = ScriptedEngine(answer or (lambda request: (*byte_by_byte(ANSWER), end)), batch=batch)
             template = template_of(text_side.tokenizer)
-            config = Config(model=ModelConfig(model=MODEL), cache=CacheConfig(token_memory=token_memory))
+            config = Config(model=ModelConfig(model=MODEL), server=ServerConfig(token_memory=token_memory))
             make = lambda: create_app(engine, text_side.tokenizer, template, config)  # type: ignore[arg-type]  # noqa: E731
             return Talk(stack.enter_context(serving(make)), engine, text_side.tokenizer, template)
 
@@ -280,8 +280,8 @@ def test_the_prefix_cache_finds_prompt_and_answer(tmp_path: Path) -> None:
     cached = []
     for token_memory in (1 << 20, 0):
         with ExitStack() as stack:
-            cache = CacheConfig(kv_cache_memory=4 << 20, token_memory=token_memory)
-            real = serve_stories(stack, tmp_path / str(token_memory), cache)
+            cache, memory = CacheConfig(kv_cache_memory=4 << 20), ServerConfig(token_memory=token_memory)
+            real = serve_stories(stack, tmp_path / str(token_memory), cache, memory)
             sources = Sources(real.running.client)
             content, before = real.chat(FIRST)
             turn = [*FIRST, assistant(content), NEXT]

@@ -19,8 +19,29 @@ class KVArrival(NamedTuple):
     ended: bool
 
 
+class TierState(NamedTuple):
+    """A tier at one moment. `kind`: ram or disk. One that failed is not on until the next start, and holds no blocks.
+
+    `num_bytes`: what it takes in memory or files, those that it cannot use included.
+    """
+
+    kind: str
+    is_on: bool
+    num_blocks: int
+    num_bytes: int
+
+
 class KVConnector(Protocol):
     """Names are those of `core.chain`."""
+
+    @property
+    def num_dropped_blocks(self) -> int:
+        """Since the start: they left the prefix cache faster than could be kept."""
+        ...
+
+    def tier_states(self) -> tuple[TierState, ...]:
+        """Of each tier, the fastest first. Asked for after every step."""
+        ...
 
     def match(self, names: Sequence[bytes]) -> int:
         """How many of the leading names can be loaded."""

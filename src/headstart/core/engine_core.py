@@ -8,17 +8,13 @@ one step late: the extra token is dropped, and blocks return to the pool only wh
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from headstart.config import SchedulerConfig
-from headstart.core.accuracy import Accuracy
-from headstart.core.budget import work_of
 from headstart.core.connector import KVArrival, KVConnector
-from headstart.core.cost import CostModel, StepWork
-from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, RequestTooLong, SloMiss
+from headstart.core.cost import CostModel
+from headstart.core.errors import DuplicateRequest, EmptyPrompt, QueueFull, RequestTooLong
 from headstart.core.events import (
     Event,
     LoadBegan,
@@ -26,14 +22,16 @@ from headstart.core.events import (
     RequestAdded,
     RequestFinished,
     RequestPreempted,
-    StepRetired,
 )
 from headstart.core.eviction import AgedFrequency
-from headstart.core.forecast import Forecast, Line, Margin, forecast
+from headstart.core.forecast import Forecast
 from headstart.core.kv_cache_manager import KVCacheManager
 from headstart.core.loads import Loads
+from headstart.core.promises import Promises
 from headstart.core.request import EngineRequest, FinishReason, Request, RequestStatus
-from headstart.core.scheduler import Schedule, Scheduler, work_of_decodes
+from headstart.core.schedule import Schedule
+from headstart.core.scheduler import Scheduler
+from headstart.core.stats import CoreCounters, CoreStats
 from headstart.core.step import (
     BlockSave,
     ChunkOutput,
@@ -43,72 +41,11 @@ from headstart.core.step import (
     SchedulerOutput,
     TokenLogprob,
 )
-
-# Upper bounds of the classes in which steps are counted by the prompt tokens that they compute; one more is above all.
-PREFILL_STEP_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
-_FIRST_GUESS_OF_TOKENS = 128.0  # of an answer, before any has ended
-_USUAL_TOKENS_RATE = 0.05
+from headstart.core.steps_in_flight import StepsInFlight
 
 _FINISHED, _RUNNING = RequestStatus.FINISHED, RequestStatus.RUNNING
 # Tuple's own constructor, three times as fast as the named tuple's: outputs are made for every request in every step.
 _make_output: Callable[[type[RequestOutput], tuple[object, ...]], RequestOutput] = tuple.__new__
-
-
-@dataclass(slots=True)
-class CoreCounters:
-    """What happened since the start; never decreases."""
-
-    steps: int = 0
-    prompt_tokens_computed: int = 0  # tokens of prefill chunks, recomputation after preemption included
-    prompt_tokens_cached: int = 0
-    prompt_tokens_loaded: int = 0  # from a tier; among those cached
-    loads: int = 0
-    loads_cut_short: int = 0  # they did not keep pace with recomputing, or failed
-    generated_tokens: int = 0
-    preemptions: int = 0
-    aborts: int = 0  # taken back: the client left, or its text was complete (a stop string)
-    finished: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CoreStats:
-    """The core at one moment. Blocks: `num_free_blocks` can be allocated now; the rest is held by requests.
-
-    `prefill_steps[i]`: steps since the start that computed at most `PREFILL_STEP_TOKENS[i]` prompt tokens, and more
-    than the class before; those without any are in none.
-    `step_ratios`: steps by predicted over real time, in the buckets of `core.accuracy`; and the ratios' sum.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    num_blocks: int
-    evicted_blocks: int  # from the prefix cache, since the start
-    steps: int
-    prompt_tokens_computed: int
-    prompt_tokens_cached: int
-    generated_tokens: int
-    preemptions: int
-    aborts: int
-    finished: int
-    prefill_steps: tuple[int, ...]
-    step_ratios: tuple[int, ...] = ()
-    step_ratios_sum: float = 0.0
-    num_loading: int = 0  # requests that wait for KV from a tier
-    prompt_tokens_loaded: int = 0
-    loads: int = 0
-    loads_cut_short: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _StepInFlight:
-    step_id: int
-    begin_time: float
-    granted: Schedule
-    work: StepWork
-    predicted_seconds: float
-    filling: frozenset[int]  # blocks whose content comes with it
 
 
 class EngineCore:
@@ -134,34 +71,29 @@ class EngineCore:
                 f"lower max_model_len or give the pool more memory"
             )
         self._config = config
-        self._costs = costs
         self._depth = config.pipeline_depth or 1
-        self._horizon = math.inf if config.attention_horizon is None else config.attention_horizon
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._max_model_len = max_model_len
+        horizon = math.inf if config.attention_horizon is None else config.attention_horizon
         self._kv = KVCacheManager(
             num_blocks=num_blocks,
             block_size=block_size,
             prefix_cache=prefix_cache,
-            eviction=AgedFrequency(num_blocks=num_blocks, horizon=self._horizon / block_size),
+            eviction=AgedFrequency(num_blocks=num_blocks, horizon=horizon / block_size),
             saves=connector is not None,
         )
         self._connector = connector
         self._loads = None if connector is None else Loads(connector, costs, block_size=block_size)
         self._scheduler = Scheduler(config, costs, self._kv, loads=self._loads, max_model_len=max_model_len)
         self._requests: dict[str, Request] = {}
-        self._in_flight: deque[_StepInFlight] = deque()
+        self._counters = CoreCounters()
+        self._in_flight = StepsInFlight(costs, self._counters, horizon=horizon)
+        self._promises = Promises(config, costs, self._kv, self._scheduler)
         self._next_step_id = 0
-        self._last_retirement = -math.inf
-        self._margin = Margin()
-        self._usual_tokens = _FIRST_GUESS_OF_TOKENS
         self._forgettable: list[str] = []  # finished requests that the worker still knows
         self._outputs: list[RequestOutput] = []
         self._events: list[Event] = []
-        self._counters = CoreCounters()
-        self._prefill_steps = [0] * (len(PREFILL_STEP_TOKENS) + 1)
-        self._accuracy = Accuracy()
 
     @property
     def num_in_flight(self) -> int:
@@ -181,11 +113,7 @@ class EngineCore:
         if not spec.reserved and self._scheduler.num_waiting >= self._config.max_num_waiting:
             raise QueueFull(self._scheduler.num_waiting, self._config.max_num_waiting)
         request = self._make_request(spec)
-        found = self._forecast(request, now)
-        request.added_time, request.forecast_time = now, now + found.seconds
-        request.expected_time = request.forecast_time
-        if self._config.on_slo_miss == "reject":
-            self._promise(request, found, now)
+        self._promises.make(request, now, self._in_flight.seconds_left(now))
         self._requests[spec.request_id] = request
         self._scheduler.add(request)
         self._events.append(
@@ -195,7 +123,7 @@ class EngineCore:
     def estimate(self, spec: EngineRequest, now: float) -> Forecast:
         """What `add_request` would predict now; nothing is added. Raises `RequestRefused` for what can never run."""
         self._check_length(spec)
-        return self._forecast(self._make_request(spec), now)
+        return self._promises.forecast(self._make_request(spec), now, self._in_flight.seconds_left(now))
 
     def abort(self, request_id: str, now: float) -> None:
         """End a request in whatever state it is; an id that is not alive is ignored (it may have just finished)."""
@@ -245,10 +173,7 @@ class EngineCore:
         )
         self._forgettable.clear()
         self._next_step_id += 1
-        work = _work_of(schedule)
-        self._in_flight.append(
-            _StepInFlight(step.step_id, now, schedule, work, self._costs.step_seconds(work), filling)
-        )
+        self._in_flight.begin(schedule, now, filling)
         self._kv.begin_step(step.step_id)
         return step
 
@@ -271,13 +196,12 @@ class EngineCore:
 
     def finish_step(self, output: ModelOutput, now: float) -> list[RequestOutput]:
         """Take in the result of the oldest step in flight. Returns the news of its requests, and of earlier aborts."""
-        step = self._in_flight.popleft()
-        assert output.step_id == step.step_id, "steps retire in order"
-        granted = step.granted
+        granted, event = self._in_flight.retire(output.sample_seconds, now)
+        assert output.step_id == granted.step_id, "steps retire in order"
         assert len(output.chunks) == len(granted.chunks), "a step's result has one entry a chunk"
         outputs = self.take_outputs()
-        self._note_step(step, output, now)
-        self._scheduler.retire(step.step_id)
+        self._events.append(event)
+        self._scheduler.retire(granted.step_id)
         num_decodes = granted.num_decodes
         self._retire_decodes(granted, output.chunks, now, outputs)
         rest = (granted.requests[num_decodes:], granted.chunks[num_decodes:], output.chunks[num_decodes:])
@@ -285,7 +209,7 @@ class EngineCore:
             news = self._retire(request, chunk, result, now)
             if news is not None:
                 outputs.append(news)
-        self._kv.retire_step(step.step_id)
+        self._kv.retire_step(granted.step_id)
         return outputs
 
     def take_outputs(self) -> list[RequestOutput]:
@@ -307,9 +231,11 @@ class EngineCore:
             num_cached_blocks=self._kv.num_cached_blocks,
             num_blocks=self._num_blocks,
             evicted_blocks=self._kv.num_evicted_blocks,
-            prefill_steps=tuple(self._prefill_steps),
-            step_ratios=self._accuracy.counts,
-            step_ratios_sum=self._accuracy.total,
+            prefill_steps=self._in_flight.prefill_steps,
+            step_ratios=self._in_flight.accuracy.counts,
+            step_ratios_sum=self._in_flight.accuracy.total,
+            tiers=() if self._connector is None else self._connector.tier_states(),
+            tier_dropped_blocks=0 if self._connector is None else self._connector.num_dropped_blocks,
             **{item.name: getattr(self._counters, item.name) for item in fields(CoreCounters)},
         )
 
@@ -322,102 +248,6 @@ class EngineCore:
 
     def _make_request(self, spec: EngineRequest) -> Request:
         return Request(spec, min(len(spec.prompt_token_ids) + spec.params.max_tokens, self._max_model_len))
-
-    def _forecast(self, request: Request, now: float) -> Forecast:
-        view = self._scheduler.view_of(request)
-        room = -(-request.num_tokens // self._block_size) - view.num_held_blocks
-        seats = self._config.max_num_seqs - self._scheduler.num_running - self._scheduler.num_loading
-        line = Line(
-            step_left=self._step_left(now),
-            decodes=work_of_decodes(view.decodes),
-            tokens_left=[max(1.0, min(most, self._usual_tokens - done)) for done, most in view.answers],
-            usual_tokens=self._usual_tokens,
-            ahead=view.num_ahead,
-            seconds_ahead=view.seconds_ahead,
-            seats=seats if self._kv.num_free_blocks >= room else 0,
-        )
-        tokens = request.num_tokens - view.num_cached_tokens
-        return forecast(
-            self._config,
-            self._costs,
-            line,
-            block_size=self._block_size,
-            cached=view.num_cached_tokens,
-            tokens=tokens,
-            load_seconds=view.load_seconds,
-        )
-
-    def _step_left(self, now: float) -> float:
-        """Seconds until the steps in flight are done, as predicted."""
-        left = 0.0
-        for index, step in enumerate(self._in_flight):
-            left += step.predicted_seconds
-            if index == 0:
-                left = max(0.0, left - (now - max(step.begin_time, self._last_retirement)))
-        return left
-
-    def _promise(self, request: Request, found: Forecast, now: float) -> None:
-        """Let it in only if its own SLO and those of the requests that it would put off are predicted to hold."""
-        spec, factor = request.spec, self._margin.factor
-        # What has passed since the arrival is no prediction.
-        late = 0.0
-        if spec.slo_ttft is not None:
-            late = now + found.seconds * factor - (spec.arrival_time + spec.slo_ttft)
-            if late > 0:
-                raise SloMiss(request.forecast_time - spec.arrival_time, spec.slo_ttft, late)
-        behind = self._scheduler.behind(request)
-        for other in behind:
-            if other.spec.slo_ttft is not None and spec.slo_ttft is not None:
-                due = other.spec.arrival_time + other.spec.slo_ttft
-                put_off = now + (other.expected_time - now + found.compute_seconds) * factor
-                if put_off > due >= now + (other.expected_time - now) * factor:
-                    raise SloMiss(request.forecast_time - spec.arrival_time, spec.slo_ttft, put_off - due)
-        for other in behind:
-            other.expected_time += found.compute_seconds
-
-    def _note_step(self, step: _StepInFlight, output: ModelOutput, now: float) -> None:
-        shares: tuple[tuple[str, float], ...] = ()
-        num_tokens = num_decodes = step.granted.num_decodes
-        prefills = step.granted.chunks[num_decodes:]
-        if prefills:
-            shares = self._shares(step.granted, prefills)
-            num_prefilled = sum(chunk.num_scheduled_tokens for chunk in prefills)
-            self._counters.prompt_tokens_computed += num_prefilled
-            self._prefill_steps[bisect_left(PREFILL_STEP_TOKENS, num_prefilled)] += 1
-            num_tokens += num_prefilled
-        self._counters.steps += 1
-        # With two steps in flight a step begins when the one before it is done.
-        seconds = now - max(step.begin_time, self._last_retirement)
-        self._last_retirement = now
-        if num_tokens:
-            self._costs.observe(step.work, seconds)
-            self._accuracy.observe(step.predicted_seconds, seconds)
-        self._events.append(
-            StepRetired(
-                step.step_id,
-                step.begin_time,
-                now,
-                output.sample_seconds,
-                num_tokens,
-                shares,
-                step.work,
-                seconds,
-                step.predicted_seconds,
-            )
-        )
-
-    def _shares(self, granted: Schedule, prefills: list[ScheduledChunk]) -> tuple[tuple[str, float], ...]:
-        """Of those who have no token yet; they are among the prefills."""
-        num_decodes = granted.num_decodes
-        works = [work_of(chunk.start, chunk.num_scheduled_tokens, self._horizon) for chunk in prefills]
-        # What `work_of` says of the decodes, summed at once: they are many.
-        contexts = sum([chunk.start for chunk in granted.chunks[:num_decodes]])
-        total = sum(works) + num_decodes + (contexts + num_decodes / 2) / self._horizon
-        return tuple(
-            (request.request_id, work / total)
-            for request, work in zip(granted.requests[num_decodes:], works, strict=True)
-            if not request.has_token and request.status is not RequestStatus.FINISHED
-        )
 
     def _retire_decodes(
         self, granted: Schedule, results: tuple[ChunkOutput, ...], now: float, outputs: list[RequestOutput]
@@ -486,8 +316,7 @@ class EngineCore:
         predicted_ttft = 0.0
         if not request.has_token:
             request.has_token = True
-            predicted_ttft = request.forecast_time - request.spec.arrival_time
-            self._margin.learn(request.forecast_time - request.added_time, now - request.added_time)
+            predicted_ttft = self._promises.came_due(request, now)
             self._counters.prompt_tokens_cached += request.num_cached_tokens
         known, count = request.token_ids, len(token_ids)
         if len(known) + count < request.max_num_tokens and request.stop_token_ids.isdisjoint(token_ids):
@@ -539,8 +368,7 @@ class EngineCore:
             self._forgettable.append(request.request_id)
         self._counters.finished += 1
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            answered = len(request.token_ids) - request.num_prompt_tokens
-            self._usual_tokens += _USUAL_TOKENS_RATE * (answered - self._usual_tokens)
+            self._promises.answered(len(request.token_ids) - request.num_prompt_tokens)
         self._events.append(RequestFinished(request.request_id, now))
         return _news(request, now, token_ids, logprobs, prompt_logprobs, reason, stop_token_id, error, predicted_ttft)
 
@@ -558,17 +386,9 @@ class EngineCore:
                 if owner is request
             )
             assert request.num_computed_tokens <= request.num_tokens + pending, "computed what nobody will have sampled"
-            assert (uses > 0) == (bool(self._in_flight) and request.last_step >= self._in_flight[0].step_id)
+            assert (uses > 0) == any(step.step_id <= request.last_step for step in self._in_flight)
         if not self._requests and not self._in_flight:
             assert self._kv.num_free_blocks == self._num_blocks, "blocks leaked"
-
-
-def _work_of(granted: Schedule) -> StepWork:
-    num_decodes = granted.num_decodes
-    work = work_of_decodes(granted.chunks[:num_decodes])
-    for chunk in granted.chunks[num_decodes:]:
-        work = work.with_prefill(chunk.start, chunk.num_scheduled_tokens, chunk.samples)
-    return work
 
 
 def _news(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headstart.config import SchedulerConfig
 from headstart.core.cost import CostModel, StepWork
@@ -39,7 +39,8 @@ class Line:
 
     `step_left`: seconds until the steps in flight are done. `decodes`: what a step decodes now. `tokens_left`: about
     how many tokens each running request still yields; `usual_tokens`: how many one yields on average. `ahead` requests
-    with `seconds_ahead` of prefill go before the newcomer; there are `seats` for requests that do not run yet.
+    with `seconds_ahead` of prefill go before the newcomer; for so many of them and it there are `seats`. `loading`:
+    requests that wait for their KV and go before it then: seconds until then, and of the prefill that is left.
     """
 
     step_left: float
@@ -49,6 +50,7 @@ class Line:
     ahead: int
     seconds_ahead: float
     seats: int
+    loading: Sequence[tuple[float, float]] = ()
 
 
 def forecast(
@@ -62,6 +64,24 @@ def forecast(
     load_seconds: float = 0.0,
 ) -> Forecast:
     """Of a request with `tokens` to compute behind `cached` ones, some of which take `load_seconds` to be there."""
+    found = _forecast(config, costs, line, block_size, cached, tokens, load_seconds)
+    for left, prefill in sorted(line.loading):
+        if left >= found.seconds:
+            break  # the newcomer has its token before
+        line = replace(line, ahead=line.ahead + 1, seats=line.seats + 1, seconds_ahead=line.seconds_ahead + prefill)
+        found = _forecast(config, costs, line, block_size, cached, tokens, load_seconds)
+    return found
+
+
+def _forecast(
+    config: SchedulerConfig,
+    costs: CostModel,
+    line: Line,
+    block_size: int,
+    cached: int,
+    tokens: int,
+    load_seconds: float,
+) -> Forecast:
     own = costs.prefill_seconds(cached, tokens)
     # Those ahead decode, too, once they have had their turn: half of them on average, until the last has.
     decoding = min(line.decodes.num_decodes + line.ahead // 2, config.max_num_seqs)

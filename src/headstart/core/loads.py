@@ -32,6 +32,7 @@ class Load:
     first: int
     num_blocks: int
     begin_time: float
+    end_time: float  # as predicted when it began
     slack: float  # seconds
     num_arrived: int = 0
     ended: bool = False
@@ -56,6 +57,15 @@ class Loads:
         """Who waits, in the order in which the loads began."""
         return (load.request for load in self._loads.values())
 
+    def outlook(self, now: float) -> list[tuple[Request, float, float]]:
+        """Who waits: seconds until its load is over, and of the prefill that is left for it then; both as predicted."""
+        found = []
+        for load in self._loads.values():
+            end = (load.first + load.num_blocks) * self._size
+            rest = self._costs.prefill_seconds(end, load.request.num_tokens - end)
+            found.append((load.request, max(0.0, load.end_time - now), rest))
+        return found
+
     def find(self, request: Request, num_matched: int) -> None:
         """Look up how far its prompt's prefix goes on, behind the cached blocks, with blocks that can be loaded."""
         if request.block_names is None:
@@ -77,7 +87,8 @@ class Loads:
     def start(self, request: Request, first: int, count: int, now: float) -> None:
         """Load `count` blocks into the request's table from entry `first` on."""
         assert request.block_names is not None
-        load = Load(self._next_id, request, first, count, now, self._slack(request, first))
+        end_time = now + self._connector.load_seconds(count)
+        load = Load(self._next_id, request, first, count, now, end_time, self._slack(request, first))
         self._next_id += 1
         self._loads[load.load_id] = self._by_request[request.request_id] = load
         self._connector.load(load.load_id, request.block_names[first : first + count])

@@ -8,18 +8,19 @@ the policy's order (chunked prefill: Agrawal et al., Sarathi-Serve, OSDI 2024).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from operator import itemgetter
 
 from headstart.config import SchedulerConfig
 from headstart.core.budget import StepBudget
 from headstart.core.cost import CostModel, StepWork
 from headstart.core.kv_cache_manager import KVCacheManager
-from headstart.core.loads import Load, Loads
+from headstart.core.loads import Loads
 from headstart.core.pending_prefixes import PendingPrefixes
 from headstart.core.policy import FirstComeFirstServed, make_policy
 from headstart.core.request import Request, RequestStatus
+from headstart.core.schedule import Schedule, make_chunk, work_of_decodes
 from headstart.core.step import NewRequestData, ScheduledChunk
 from headstart.core.waiting_queue import WaitingQueue
 
@@ -30,53 +31,25 @@ _REFRESHED_PER_STEP = 1
 _MIN_SHARED_TOKENS = 64
 _SET_ASIDE_PER_STEP = 16  # each is compared with the prompts that are being computed, token by token
 
-# Tuple's own constructor, three times as fast as the named tuple's: chunks are made for every request in every step.
-_make_chunk: Callable[[type[ScheduledChunk], tuple[object, ...]], ScheduledChunk] = tuple.__new__
-
-
-@dataclass(slots=True)
-class Schedule:
-    """What one step computes, `chunks[i]` for `requests[i]`: decodes first, `num_decodes` of them, then prefills.
-
-    Two lists, not a list of pairs: a pair more for every request in every step would show.
-    """
-
-    step_id: int
-    requests: list[Request] = field(default_factory=list)
-    chunks: list[ScheduledChunk] = field(default_factory=list)
-    num_decodes: int = 0
-    new_requests: tuple[NewRequestData, ...] = ()
-    preempted: list[Request] = field(default_factory=list)
-    began_loading: list[Request] = field(default_factory=list)
-    loaded: list[Load] = field(default_factory=list)
-
-    def grant(self, request: Request, start: int, count: int, samples: bool) -> None:
-        table, sent = request.block_table, request.num_sent_blocks
-        num_blocks = len(table)
-        block_ids: tuple[int, ...] = ()
-        if sent < num_blocks:
-            block_ids = tuple(table[sent:])
-            request.num_sent_blocks = num_blocks
-        request.num_computed_tokens = start + count
-        request.last_step = self.step_id
-        self.requests.append(request)
-        self.chunks.append(_make_chunk(ScheduledChunk, (request.request_id, start, count, sent, block_ids, samples)))
-
 
 @dataclass(frozen=True, slots=True)
 class View:
     """What a newcomer would find: its cached tokens, who goes before it, and who decodes.
 
     `num_held_blocks` are in the cache; `num_cached_tokens` count those, too, that it would load in `load_seconds`.
-    `answers`: of each running request, the tokens of its answer so far and the most that are left.
+    Of the `num_ahead` that go before it `num_seated_ahead` run already. `loading` will go before it, too: seconds until
+    their loads are over, and of prefill that is left then. `answers`: of each request that runs or loads, the tokens
+    of its answer so far and the most that are left.
     """
 
     num_held_blocks: int
     num_cached_tokens: int
     load_seconds: float
     num_ahead: int
+    num_seated_ahead: int
     seconds_ahead: float
-    decodes: list[ScheduledChunk]
+    loading: list[tuple[float, float]]
+    decodes: StepWork
     answers: list[tuple[int, int]]
 
 
@@ -136,7 +109,7 @@ class Scheduler:
         num_decodes = step.num_decodes = len(step.chunks)
         budget = StepBudget(
             self._costs,
-            work_of_decodes(step.chunks),
+            work_of_decodes([chunk.start for chunk in step.chunks]),
             seconds=(self._config.slo_tpot_ms if num_decodes else self._config.max_chunk_ms) / 1000,
             tokens=self._config.max_num_batched_tokens - num_decodes,
         )
@@ -147,7 +120,7 @@ class Scheduler:
         )
         return step
 
-    def view_of(self, request: Request) -> View:
+    def view_of(self, request: Request, now: float) -> View:
         """The queue as a request that was not added yet would find it; gives it the key that it would have."""
         num_matched = len(self._kv.match(request))
         num_loadable, load_seconds = self._look_up(request, num_matched)
@@ -156,40 +129,42 @@ class Scheduler:
             for other in self._prefilling.values()
             if (num_left := other.num_remaining_tokens) > 0
         ]
+        loading = [] if self._loads is None else self._loads.outlook(now)
         backlog = self._waiting.seconds + sum([seconds for _, seconds in half_done])
+        backlog += sum([rest for _, _, rest in loading])
         request.turn = request.spec.arrival_time + backlog
         request.key = self._place(request, num_matched)
         num_ahead, seconds_ahead = self._waiting.ahead_of(request.spec.tenant, request.key, request.prefill_seconds)
-        for key, seconds in half_done:
-            if key < request.key:
-                num_ahead += 1
-                seconds_ahead += seconds
-        decodes = [
-            _make_chunk(ScheduledChunk, (other.request_id, other.num_computed_tokens, 1, 0, (), True))
-            for other in self._decoding.values()
-        ]
+        seated_ahead = [seconds for key, seconds in half_done if key < request.key]
         answers = [
             (other.num_tokens - other.num_prompt_tokens, other.max_num_tokens - other.num_tokens)
-            for other in (*self._decoding.values(), *self._prefilling.values())
+            for other in (*self._decoding.values(), *self._prefilling.values(), *(other for other, *_ in loading))
         ]
-        num_cached = (num_matched + num_loadable) * self._kv.block_size
-        return View(num_matched, num_cached, load_seconds, num_ahead, seconds_ahead, decodes, answers)
+        return View(
+            num_held_blocks=num_matched,
+            num_cached_tokens=(num_matched + num_loadable) * self._kv.block_size,
+            load_seconds=load_seconds,
+            num_ahead=num_ahead + len(seated_ahead),
+            num_seated_ahead=len(seated_ahead),
+            seconds_ahead=seconds_ahead + sum(seated_ahead),
+            loading=[(left, rest) for other, left, rest in loading if self._prefill_key(other) < request.key],
+            decodes=work_of_decodes([other.num_computed_tokens for other in self._decoding.values()]),
+            answers=answers,
+        )
 
-    def behind(self, request: Request) -> list[Request]:
-        """Who has no token yet and would go after this one, which has its key."""
-        half_done = [
-            other
-            for other in self._prefilling.values()
-            if other.num_remaining_tokens > 0 and self._prefill_key(other) >= request.key
-        ]
-        return [*half_done, *self._waiting.behind(request.spec.tenant, request.key)]
+    def behind(self, request: Request, now: float) -> list[tuple[Request, float]]:
+        """Who has no token yet and would go after this one, which has its key; and seconds until its load is over."""
+        half_done = [(other, 0.0) for other in self._prefilling.values() if other.num_remaining_tokens > 0]
+        loading = [] if self._loads is None else [(other, left) for other, left, _ in self._loads.outlook(now)]
+        seated = [entry for entry in (*half_done, *loading) if self._prefill_key(entry[0]) >= request.key]
+        return [*seated, *((other, 0.0) for other in self._waiting.behind(request.spec.tenant, request.key))]
 
     def _schedule_decodes(self, step: Schedule) -> None:
         size = self._kv.block_size
         num_held_back = 0
         running = RequestStatus.RUNNING
         step_id = step.step_id
-        take, grant, make, kind = step.requests.append, step.chunks.append, _make_chunk, ScheduledChunk
+        take, grant, make, kind = step.requests.append, step.chunks.append, make_chunk, ScheduledChunk
         for request in list(self._decoding.values()):
             start, num_blocks = request.num_computed_tokens, len(request.block_table)
             if start + 1 >= request.max_num_tokens or request.status is not running:
@@ -396,9 +371,3 @@ class Scheduler:
         if self._loads is not None:
             self._loads.check_invariants()
             assert all(request.status is RequestStatus.WAITING_FOR_KV for request in self._loads.requests())
-
-
-def work_of_decodes(chunks: Sequence[ScheduledChunk]) -> StepWork:
-    """Chunks of one token each."""
-    count = len(chunks)
-    return StepWork(num_decodes=count, decode_context=sum([chunk.start for chunk in chunks]) + count, num_samples=count)

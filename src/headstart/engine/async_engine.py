@@ -15,10 +15,10 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any, Self
 
-from headstart.core.engine_core import CoreStats
 from headstart.core.errors import QueueFull, RequestRefused, RequestTooLong, SloMiss
 from headstart.core.forecast import Forecast
 from headstart.core.request import EngineRequest
+from headstart.core.stats import CoreStats
 from headstart.core.step import RequestOutput
 from headstart.engine.ipc import (
     Abort,

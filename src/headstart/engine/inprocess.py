@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from headstart.core.engine_core import CoreStats, EngineCore
+from headstart.core.engine_core import EngineCore
 from headstart.core.errors import QueueFull
 from headstart.core.request import EngineRequest
+from headstart.core.stats import CoreStats
 from headstart.core.step import RequestOutput
 from headstart.engine.driver import KVSource, StepDriver
 from headstart.executor.base import Executor

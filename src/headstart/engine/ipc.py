@@ -17,9 +17,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 
-from headstart.core.engine_core import CoreStats
 from headstart.core.forecast import Forecast
 from headstart.core.request import EngineRequest
+from headstart.core.stats import CoreStats
 from headstart.core.step import RequestOutput
 
 # A prompt of ten million tokens (the largest context that the configuration allows) takes 50 MB.

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from headstart.core.engine_core import CoreStats, EngineCore
+from headstart.core.engine_core import EngineCore
 from headstart.core.errors import QueueFull, RequestRefused, SloMiss
 from headstart.core.events import Event
 from headstart.core.request import EngineRequest
+from headstart.core.stats import CoreStats
 from headstart.core.step import RequestOutput
 from headstart.engine.driver import KVSource, StepDriver
 from headstart.engine.ipc import (

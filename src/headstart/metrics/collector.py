@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headstart.core.accuracy import RATIOS
-from headstart.core.engine_core import PREFILL_STEP_TOKENS, CoreStats
+from headstart.core.connector import TierState
 from headstart.core.request import FinishReason
+from headstart.core.stats import PREFILL_STEP_TOKENS, CoreStats
 from headstart.core.step import RequestOutput
 from headstart.metrics.ledger import PARTS, Ledger
 from headstart.metrics.prometheus import (
@@ -276,5 +277,26 @@ def _stats_metrics(stats: CoreStats) -> tuple[Metric, ...]:
         ),
         _total(
             "headstart_preemptions_total", "Requests that lost their blocks to another for a while.", stats.preemptions
+        ),
+        *_tier_metrics(stats),
+    )
+
+
+def _tier_metrics(stats: CoreStats) -> tuple[Metric, ...]:
+    if not stats.tiers:
+        return ()
+
+    def gauge(name: str, text: str, value: Callable[[TierState], float]) -> Sampled:
+        samples: Samples = [((tier.kind,), value(tier)) for tier in stats.tiers]
+        return Sampled(name, text, lambda: samples, kind="gauge", labels=("tier",))
+
+    return (
+        gauge("headstart_kv_tier_up", "1 while the tier works; 0: it failed.", lambda tier: float(tier.is_on)),
+        gauge("headstart_kv_tier_blocks", "Blocks that the tier holds.", lambda tier: tier.num_blocks),
+        gauge("headstart_kv_tier_bytes", "What the tier takes in memory or files.", lambda tier: tier.num_bytes),
+        _total(
+            "headstart_kv_tier_dropped_blocks_total",
+            "Blocks that left the prefix cache faster than a tier could keep them.",
+            stats.tier_dropped_blocks,
         ),
     )

@@ -151,7 +151,7 @@ def make_services(
         stats = engine.stats()
         return 0 if stats is None else stats.num_waiting
 
-    recent = RecentTokens(tokenizer, config.cache.token_memory)
+    recent = RecentTokens(tokenizer, config.server.token_memory)
     collector = Collector(
         view,
         version=headstart.__version__,

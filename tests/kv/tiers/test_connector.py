@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from headstart.core.connector import KVArrival
+from headstart.core.connector import KVArrival, TierState
 from headstart.core.step import BlockFill, BlockSave
 from headstart.kv import KVPool
 from headstart.kv.tiers import RamTier, TierConnector
@@ -25,11 +23,21 @@ def make_pool() -> KVPool:
     return pool
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+class WatchedTier(RamTier):
+    """Says when it has been given so many blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 30)
+        self._changed = threading.Condition()
+
+    def put(self, name: bytes, content: memoryview) -> None:
+        with self._changed:
+            super().put(name, content)
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self) == count, timeout=20)
 
 
 def arrivals_of(connector: TierConnector) -> list[KVArrival]:
@@ -46,12 +54,14 @@ def pool() -> KVPool:
 
 
 def test_saved_blocks_come_back_layer_by_layer(pool: KVPool) -> None:
-    connector = TierConnector(pool, [RamTier(1 << 20)])
+    tier = WatchedTier()
+    connector = TierConnector(pool, [tier])
     before = pool.data.clone()
     connector.save([BlockSave(block_id, NAMES[block_id]) for block_id in range(5)])
     assert connector.stores(NAMES[4])
-    until(lambda: connector.match(NAMES) == 5)
-    assert connector.num_blocks == 5
+    tier.wait_for(5)
+    assert connector.match(NAMES) == 5
+    assert connector.tier_states() == (TierState("ram", True, 5, 5 * pool.data[:, 0].nbytes),)
     pool.data.zero_()
     connector.load(7, NAMES[:5])
     assert arrivals_of(connector)[-1] == KVArrival(7, 5, True)
@@ -62,15 +72,15 @@ def test_saved_blocks_come_back_layer_by_layer(pool: KVPool) -> None:
         for block_id, source in ((9, 0), (11, 2), (12, 3)):
             assert torch.equal(pool.layers[layer][block_id], before[layer, source])
     assert not pool.data[:, 10].any()
-    until(lambda: connector._staged_bytes == 0)
-    connector.close()
+    connector.close()  # joins the threads
+    assert connector._staged_bytes == 0
 
 
 def test_a_block_that_is_gone_ends_the_load_there(pool: KVPool) -> None:
-    tier = RamTier(1 << 20)
+    tier = WatchedTier()
     connector = TierConnector(pool, [tier])
     connector.save([BlockSave(block_id, NAMES[block_id]) for block_id in (0, 1, 3)])
-    until(lambda: len(tier) == 3)
+    tier.wait_for(3)
     connector.load(1, NAMES[:4])
     assert arrivals_of(connector)[-1] == KVArrival(1, 2, True)
     connector.settle(1, 0)
@@ -78,11 +88,11 @@ def test_a_block_that_is_gone_ends_the_load_there(pool: KVPool) -> None:
     connector.close()
 
 
-class BlockedTier(RamTier):
+class BlockedTier(WatchedTier):
     """Neither reads nor writes until it is let."""
 
     def __init__(self) -> None:
-        super().__init__(1 << 30)
+        super().__init__()
         self.gate = threading.Event()
 
     def put(self, name: bytes, content: memoryview) -> None:
@@ -104,7 +114,7 @@ def test_a_tier_that_cannot_follow_loses_blocks_and_blocks_nobody(
     connector.save([BlockSave(block_id, NAMES[block_id]) for block_id in range(2, 5)])
     assert connector.num_dropped_blocks == 2
     tier.gate.set()
-    until(lambda: len(tier) == 3)
+    tier.wait_for(3)
     connector.close()
 
 
@@ -116,18 +126,21 @@ def test_a_load_that_nobody_wants_any_more_frees_its_place(pool: KVPool) -> None
     waited = connector.load_seconds(1)
     connector.settle(1, 0)
     connector.settle(2, 0)
+    connector.load(3, NAMES[:1])
     tier.gate.set()
-    until(lambda: connector.load_seconds(1) < waited)
+    assert arrivals_of(connector)[-1] == KVArrival(3, 0, True)  # its turn came: the reader is through with the others
+    connector.settle(3, 0)
     assert connector._staged_bytes == 0
+    assert connector.load_seconds(1) < waited
     connector.close()
 
 
 def test_what_is_cached_at_the_end_is_kept(pool: KVPool, tmp_path: Path) -> None:
-    tier = RamTier(1 << 20)
+    tier = WatchedTier()
     connector = TierConnector(pool, [tier])
     blocks = [BlockSave(block_id, NAMES[block_id]) for block_id in range(6)]
     assert connector.keep(blocks, 20.0) == 6
-    until(lambda: len(tier) == 6)
+    tier.wait_for(6)
     assert connector.keep(blocks, 20.0) == 0, "they are kept already"
     connector.close()
 

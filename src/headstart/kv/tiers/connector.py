@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headstart.core.connector import KVArrival
+from headstart.core.connector import KVArrival, TierState
 from headstart.core.step import BlockFill, BlockSave
 from headstart.kv.pool import KVPool
 
@@ -32,7 +32,12 @@ _NOTICE_SECONDS = 0.001  # at most so often is the engine told of a load that go
 
 
 class Tier(Protocol):
-    """A place for blocks. `put` is called by the writer's thread only, `read` by the reader's."""
+    """A place for blocks. `put` is called by the writer's thread only, `read` by the reader's; the rest by any."""
+
+    kind: str
+
+    @property
+    def is_off(self) -> bool: ...
 
     def __contains__(self, name: bytes) -> bool: ...
 
@@ -131,10 +136,8 @@ class TierConnector:
         """Until something arrived, or so long."""
         self._arrived.wait(max(0.0, seconds))
 
-    @property
-    def num_blocks(self) -> int:
-        """Kept now, in all tiers."""
-        return sum(len(tier) for tier in self._tiers)
+    def tier_states(self) -> tuple[TierState, ...]:
+        return tuple(TierState(tier.kind, not tier.is_off, len(tier), tier.num_bytes) for tier in self._tiers)
 
     # -- the executor's thread -----------------------------------------------------------------------------------
 

@@ -48,6 +48,8 @@ class DiskTier:
     Raises `TierError` for a folder that cannot be written to, is no folder, or belongs to a running server.
     """
 
+    kind = "disk"
+
     def __init__(self, folder: Path, *, fingerprint: bytes, block_bytes: int, max_bytes: int) -> None:
         self._folder = folder
         self._fingerprint = fingerprint
@@ -56,6 +58,7 @@ class DiskTier:
         self._index: dict[bytes, tuple[_Held, int]] = {}
         self._held: OrderedDict[_Held, None] = OrderedDict()  # used longest ago first
         self._foreign: list[tuple[Path, int]] = []  # whole segments of other models, oldest first, and their bytes
+        self._num_bytes = 0  # of all segments; kept up to date, for it is asked for after every step
         self._writing: _Held | None = None
         self._next_number = 0
         self._is_off = False
@@ -83,7 +86,7 @@ class DiskTier:
     @property
     def num_bytes(self) -> int:
         """Of all segments."""
-        return sum(held.num_bytes for held in list(self._held)) + sum(size for _, size in self._foreign)
+        return self._num_bytes
 
     def put(self, name: bytes, content: memoryview) -> None:
         """Keep a block. `content`: `[block_bytes]`."""
@@ -97,6 +100,7 @@ class DiskTier:
             self._give_up(error)
             return
         held.num_records += 1
+        self._num_bytes += held.segment.record_bytes
         held.names.add(name)
         self._index[name] = (held, index)
 
@@ -126,6 +130,7 @@ class DiskTier:
             held.segment.close()
         self._held.clear()
         self._index.clear()
+        self._num_bytes = 0
         self._is_off = True
         os.close(self._lock_fd)
 
@@ -138,15 +143,20 @@ class DiskTier:
             try:
                 self._adopt(path)
             except ForeignSegmentError as error:
-                self._foreign.append((path, path.stat().st_size))
+                self._count_foreign(path)
                 skipped.append(f"{path.name} ({error})")
             except (SegmentError, OSError) as error:
                 if is_segment(path):
-                    self._foreign.append((path, path.stat().st_size))
+                    self._count_foreign(path)
                 skipped.append(f"{path.name} ({error})")
         if skipped:
             more = f" and {len(skipped) - 1} more" if len(skipped) > 1 else ""
             logger.warning("KV tier %s: skipped %s%s", self._folder, skipped[0], more)
+
+    def _count_foreign(self, path: Path) -> None:
+        size = path.stat().st_size
+        self._foreign.append((path, size))
+        self._num_bytes += size
 
     def _adopt(self, path: Path) -> None:
         """Take in what an earlier process left."""
@@ -162,6 +172,7 @@ class DiskTier:
                 held.names.add(name)
                 self._index[name] = (held, index)
         self._held[held] = None
+        self._num_bytes += held.num_bytes
 
     def _room(self) -> _Held:
         """The segment that has room for one more record."""
@@ -177,16 +188,19 @@ class DiskTier:
         self._next_number += 1
         writing = _Held(Segment.create(path, self._fingerprint, self._block_bytes), 0)
         self._held[writing] = None
+        self._num_bytes += writing.num_bytes
         self._writing = writing
         return writing
 
     def _make_room(self, num_bytes: int) -> None:
         while self.num_bytes + num_bytes > self._max_bytes and (self._foreign or self._held):
             if self._foreign:
-                path, _ = self._foreign.pop(0)
+                path, size = self._foreign.pop(0)
+                self._num_bytes -= size
                 path.unlink(missing_ok=True)
                 continue
             held, _ = self._held.popitem(last=False)
+            self._num_bytes -= held.num_bytes
             for name in held.names:
                 if self._index.get(name, (None, 0))[0] is held:
                     del self._index[name]

@@ -12,6 +12,9 @@ class RamTier:
     `put` and `read` may be called from one thread each; `in` and `len` from any.
     """
 
+    kind = "ram"
+    is_off = False  # memory does not fail
+
     def __init__(self, max_bytes: int, on_full: Callable[[bytes, memoryview], None] | None = None) -> None:
         self._max_bytes = max_bytes
         self._on_full = on_full or (lambda name, content: None)
